@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +15,46 @@ from numpy.typing import NDArray
 _ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 _IMAGE, _LABEL = ("image", "img", "pixel_values", "x", "input"), ("label", "labels", "fine_label", "y", "target")
 _PARTS = ("train", "test")
+_TEST_SHARE = 0.2
 
 
 def images_in(folder: str | os.PathLike[str], colours: bool | None = None) -> dict[str, NDArray[Any]]:
     """Read images whose folders are their classes: `cats/1.png`, or `train/cats/1.png` and `test/cats/2.png`.
 
-    Classes are numbered in the order of their names, which are taken to be public, and so is the size, that all
-    images must have.
+    Without `train` and `test` each image is one to test on by a fixed public hash of its path, with probability
+    1/5: by itself, since another name or class of one file moves the places of those behind it. Classes are
+    numbered in the order of their names, which are taken to be public, and so is the size, that all images must
+    have.
 
     Args:
         folder: with the folders.
         colours: whether each image gets three channels, or is made grey; None: as they are, and all alike.
 
     Returns:
-        X and y, or x_train, y_train, x_test and y_test: uint8 [N, H, W] or [N, H, W, 3], and int64 [N].
+        x_train, y_train, x_test and y_test: uint8 [N, H, W] or [N, H, W, 3], and int64 [N].
 
     Raises:
-        DataError: there are no folders of images, sizes or kinds differ, or a file, which is named, is no image.
+        DataError: there are no folders of images, sizes or kinds differ, or a file, which is named, is no image;
+            or no image is one to train or to test on.
         OSError: a file cannot be read.
     """
     root = Path(folder)
     inner = sorted(path.name for path in root.iterdir() if path.is_dir())
     if set(inner) == set(_PARTS):
         classes = sorted({path.name for part in _PARTS for path in (root / part).iterdir() if path.is_dir()})
-        train, test = (_read(root / part, classes, colours) for part in _PARTS)
-        return {"x_train": train[0], "y_train": train[1], "x_test": test[0], "y_test": test[1]}
-    x, y = _read(root, inner, colours)
-    return {"X": x, "y": y}
+        train, test = (_read(root / part, classes, colours)[:2] for part in _PARTS)
+    else:
+        x, y, held_out = _read(root, inner, colours)
+        if held_out.all() or not held_out.any():
+            raise DataError(f"{root} has too few images to hold some out: put them into folders train and test")
+        train, test = ((x[rows], y[rows]) for rows in (~held_out, held_out))
+    return {"x_train": train[0], "y_train": train[1], "x_test": test[0], "y_test": test[1]}
 
 
-def _read(root: Path, classes: Sequence[str], colours: bool | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the images below the folders of these classes, and their numbers."""
+def _read(
+    root: Path, classes: Sequence[str], colours: bool | None
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the images below the folders of these classes, their numbers, and which are to be held out."""
     found = [
         (path, number)
         for number, name in enumerate(classes)
@@ -58,7 +68,12 @@ def _read(root: Path, classes: Sequence[str], colours: bool | None) -> tuple[NDA
         raise DataError(f"the images in {root} have different sizes: resize each image to one common size")
     if len({image.ndim for image in images}) > 1:
         raise DataError(f"some of the images in {root} are grey and some are coloured: convert them to one kind")
-    return np.stack(images), np.array([number for _, number in found], dtype=np.int64)
+    numbers = np.array([number for _, number in found], dtype=np.int64)
+    return np.stack(images), numbers, np.array([_is_held_out(path.relative_to(root)) for path, _ in found])
+
+
+def _is_held_out(path: Path) -> bool:
+    return int.from_bytes(blake2b(path.as_posix().encode(), digest_size=8).digest()) < _TEST_SHARE * 2**64
 
 
 def _image(path: Path, colours: bool | None) -> NDArray[np.uint8]:

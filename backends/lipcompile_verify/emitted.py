@@ -403,7 +403,13 @@ def _imports(one: ast.stmt) -> bool:
 
 
 def _short(source: bytes) -> bytes:
-    """Return a file of not too many tokens: its tree takes a thousand bytes for each, strings not counted."""
+    """Return a file of not too many tokens: its tree takes a thousand bytes for each, strings not counted.
+
+    It must be UTF-8, which whoever runs it may take it for: what another encoding hides in a string would run.
+    """
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    if encoding != "utf-8":
+        raise ForeignError("file", f"it declares the encoding {encoding:.99}, but emitted files are UTF-8")
     tokens = tokenize.tokenize(io.BytesIO(source).readline)
     if any(True for _ in islice(tokens, MOST_TOKENS, None)):
         raise ForeignError("file", f"it has more than {MOST_TOKENS} tokens")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lipcompile.diagnostics import input_error
+from lipcompile.tables.objects import MixedError, from_objects
 from lipcompile.tables.values import arrow, guarded
 
 TEXT = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -71,6 +72,11 @@ def _reader(source: Any, columns: Sequence[str] | None, place: str) -> Any:
         return _file(Path(source), columns, place)
     try:
         reader = _in_memory(source, place)
+    except MixedError:
+        message = f"{place} has a column with values of several kinds, such as texts and numbers"
+        raise input_error(
+            "LIP410", message, "make all values of a column texts, or all numbers, or all dates"
+        ) from None
     except (ValueError, TypeError, OverflowError):  # whatever a frame holds that pyarrow has no type for
         raise input_error(
             "LIP410", f"{place} has a column with values other than text, numbers and dates"
@@ -147,7 +153,7 @@ def _in_memory(source: Any, place: str) -> Any:
     pa, pandas = arrow(), sys.modules.get("pandas")
     if pandas is not None and isinstance(source, pandas.DataFrame):
         check_distinct(list(map(str, source.columns)), place)
-        return pa.Table.from_pandas(source, preserve_index=False).to_reader()
+        return _of_pandas(source).to_reader()
     if hasattr(source, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(source)
     if hasattr(source, "features") and hasattr(source, "with_format"):  # a Dataset of Hugging Face
@@ -157,11 +163,32 @@ def _in_memory(source: Any, place: str) -> Any:
     if hasattr(source, "__dataframe__"):
         return arrow("interchange").from_dataframe(source).to_reader()
     if isinstance(source, Mapping):
-        return pa.table({name: np.asarray(values) for name, values in source.items()}).to_reader()
+        return pa.table({name: _column(values) for name, values in source.items()}).to_reader()
     if isinstance(source, np.ndarray) and source.ndim == 2:
-        return pa.table({f"x{index}": column for index, column in enumerate(source.T)}).to_reader()
+        return pa.table({f"x{index}": _column(column) for index, column in enumerate(source.T)}).to_reader()
     help_line = "give a path, a data frame, a dict of arrays or a numpy array [N, d]"
     raise input_error("LIP410", f"a {type(source).__name__} is not a table", help_line)
+
+
+def _of_pandas(frame: Any) -> Any:
+    """Return a frame as a Table; of its objects pyarrow would choose a type by itself."""
+    kinds = [getattr(kind, "categories", frame.iloc[:, at]).dtype for at, kind in enumerate(frame.dtypes)]
+    objects = [at for at, kind in enumerate(kinds) if isinstance(kind, np.dtype) and kind.hasobject]
+    rest = frame.drop(columns=[frame.columns[at] for at in objects])
+    found = arrow().Table.from_pandas(rest, preserve_index=False)
+    for at in objects:
+        found = found.add_column(at, str(frame.columns[at]), from_objects(frame.iloc[:, at].to_numpy(object)))
+    return found
+
+
+def _column(values: Any) -> Any:
+    """Return the values of a column as pyarrow takes them."""
+    if isinstance(values, list | tuple):  # numpy would choose a type that holds all of them
+        found = np.empty(len(values), object)
+        found[:] = values
+        return from_objects(found)
+    found = np.asarray(values)
+    return from_objects(found) if found.dtype == object and found.ndim == 1 else found
 
 
 def _of_dataset(source: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from decimal import Context, Decimal
 from importlib import import_module
 from typing import Any
 
@@ -22,6 +23,7 @@ MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"))
 # Codes of a text in place of its number.
 ABSENT, OTHER = -1, -2
 
+_DIGITS = Context(prec=100)  # more than decimals of pyarrow have
 _DAY = 86400e6  # in microseconds
 _TRIED = 100  # rows
 _YES = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), 1)
@@ -65,6 +67,8 @@ def guarded(place: str) -> Iterator[None]:
 def numbers(array: Any) -> Floats:
     """Return numbers, or texts that are numbers, as float64 [N]; raises UnfitError."""
     types, array = arrow("types"), _plain(array)
+    if types.is_decimal(array.type):  # to the nearest float, whatever the number of its places
+        array = _cast(array, arrow().large_string())
     if _is_text(array):
         return _floats(_parsed(array, arrow().float64()))
     if types.is_temporal(array.type):
@@ -121,14 +125,47 @@ def _code(text: str, code_of: Callable[[str], int | None]) -> int:
 
 
 def _distinct(array: Any) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the texts that occur, and which of them each row has, [N]: one more than the last for none."""
-    pa = arrow()
-    encoded = _cast(_plain(array), pa.large_string()).dictionary_encode()
+    """Return the texts that occur, and which of them each row has, [N]: one more than the last for none.
+
+    The text of a value depends on the value alone: not on the type of its column, which another row may change.
+    """
+    pa, array = arrow(), _plain(array)
+    types, spelled = arrow("types"), _spelling(array.type)
+    if types.is_timestamp(array.type) and array.type.tz is not None:
+        array = _cast(array, pa.timestamp(array.type.unit, "UTC"))
+    elif types.is_floating(array.type):
+        array = _cast(array, pa.float64())
+    encoded = _cast(array, pa.large_string()).dictionary_encode()
     try:
-        found = [text.strip() for text in encoded.dictionary.to_pylist()]
+        found = [spelled(text.strip()) for text in encoded.dictionary.to_pylist()]
     except UnicodeDecodeError:  # bytes that are no text
         raise UnfitError from None
     return found, _cast(encoded.indices.fill_null(len(found)), pa.int64()).to_numpy()
+
+
+def _spelling(kind: Any) -> Callable[[str], str]:
+    """Return how texts that pyarrow makes of values of a type are written."""
+    types = arrow("types")
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return _number
+    return _instant if types.is_timestamp(kind) else str
+
+
+def _number(text: str) -> str:
+    """Return a number without an exponent and without zeros at its end, as whole numbers are written."""
+    value = Decimal(text)
+    return (
+        format(_DIGITS.normalize(value), "f").removeprefix("-" if value == 0 else "")
+        if value.is_finite()
+        else text
+    )
+
+
+def _instant(text: str) -> str:
+    """Return a time without zeros at its end, and a date alone at midnight if it has no zone."""
+    start, zone = text.removesuffix("Z"), "Z" if text.endswith("Z") else ""
+    start = start.rstrip("0").rstrip(".") if "." in start else start
+    return start + zone if zone else start.removesuffix(" 00:00:00")
 
 
 def _plain(array: Any) -> Any:

@@ -43,6 +43,14 @@ def test_labels_out_of_range_leave_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_one_array_of_floats_does_not_scale_the_others(tmp_path: Path) -> None:
+    """A list of images of uint8 is divided by 255; it was not where one of them was of floats."""
+    x, y = list(np.full((40, 4), 200, np.uint8)), np.arange(40) % 2
+    with pytest.raises(DataError, match="different types of numbers"):
+        lipcompile.train(net(), ([*x[1:], x[0].astype(float)], y, x, y), tmp_path / "run", **SETTINGS)
+    assert not (tmp_path / "run").exists()
+
+
 def test_targets_of_another_shape_leave_no_folder(tmp_path: Path) -> None:
     x, _, *_ = data()
     y = np.zeros((40, 3), np.float32)

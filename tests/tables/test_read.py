@@ -209,7 +209,7 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str, str]] = {
     "mixed objects of pandas": (
         lambda _: pd.DataFrame({"a": [1, SECRET]}),
         "LIP410",
-        "the table has a column with values other than",
+        "the table has a column with values of several kinds",
     ),
     "unequal columns": (
         lambda _: {"a": [1], "b": [SECRET, "y"]},

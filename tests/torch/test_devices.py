@@ -20,6 +20,9 @@ from lipcompile_privacy.ledger import read_ledger
 from lipcompile_torch import PrivacyEngine, devices
 from lipcompile_torch.certify.norms import check_finite
 from lipcompile_torch.certify.precision import single_is_kept
+from lipcompile_torch.clip.bookkeeping import Selected
+from lipcompile_torch.clip.clipping import clipped as clipped_sums
+from lipcompile_torch.clip.example_gradients import Clip
 from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
 from torch import Tensor
 
@@ -151,6 +154,19 @@ def test_another_device_clips_alike(body: str, tmp_path: Path, elsewhere: Callab
     found = clipped(module.to(device), x.to(device), y.to(device))
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name].double().cpu(), gradient, rtol=room, atol=1e-6)
+
+
+def test_rows_of_a_table_are_the_same_in_norms_and_in_sums(elsewhere: Callable[[], torch.device]) -> None:
+    """Where cotangents of 10¹⁷·C cancel, another order of additions has another sum: C times 16, and no norm."""
+    device = elsewhere()
+    made = 1e17 * torch.randn(1, 4096, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    made = torch.cat([made, -made], 1)[:, torch.randperm(8192, generator=torch.Generator().manual_seed(1))]
+    use = Selected(torch.zeros(1, 8192, dtype=torch.int64, device=device), made.to(device), 3)
+    norm = float(use.norms())
+    for _ in range(20):
+        (total,) = clipped_sums([[use]], [3], Clip(1.0))
+        assert float(total.norm()) <= 1
+        assert float(use.norms()) == norm
 
 
 @pytest.mark.parametrize(("value", "refused"), [(math.nan, True), (-math.inf, True), (3e38, False)])

@@ -11,6 +11,7 @@ import copy
 import json
 import math
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -381,6 +382,21 @@ def test_other_code_is_refused(change: str, tmp_path: Path) -> None:
         text = text.replace("self.clip_input(image)", "image +ACM-")  # in that encoding: a comment begins
         text = text.replace("image +ACM-", "image +ACM- self.clip_input(image)")
     assert one.refusal(text)
+
+
+def test_what_another_encoding_hides_is_refused(tmp_path: Path) -> None:
+    """In UTF-7 the class has a docstring; in UTF-8, which commands read, two comments around a method."""
+
+    def quotes() -> str:
+        return "    # +" + b64encode('\n    """'.encode("utf-16-be")).decode().rstrip("=") + "-\n"
+
+    one = of_text(tmp_path, CONV)
+    text = one.changed('    """The network net."""\n', "HERE").replace("+", "+-")
+    hidden = "    def gradient_bounds(self): return {}\n"
+    text = "# coding: utf-7\n" + text.replace("HERE", f"{quotes()}{hidden}{quotes()}")
+    assert hidden in text
+    assert "UTF-8" in one.refusal(text)
+    assert "UTF-8" in one.refusal(one.changed('"""net', '\ufeff"""net'))
 
 
 # Text that Python does not run, or reads as the same names.

@@ -236,7 +236,11 @@ class Selected:
         keys, place = torch.unique(self.tokens + examples * self.entries, return_inverse=True)
         width = self.made.shape[-1]
         sums = torch.zeros(len(keys), width, dtype=torch.float64, device=self.made.device)
-        sums.index_add_(0, place.flatten(), self.made.reshape(-1, width).double())
+        made = self.made.reshape(-1, width).double()
+        if is_processor(made.device):
+            sums.index_add_(0, place.flatten(), made)
+        else:  # there `index_add_` adds in any order: the norm and the sum would be those of two roundings
+            sums.index_put_((place.flatten(),), made, accumulate=True)
         return keys // self.entries, keys % self.entries, sums
 
     def norms(self) -> Tensor:

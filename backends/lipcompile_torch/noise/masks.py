@@ -7,7 +7,8 @@ of masks does not. So nothing is lost while the seed is secret: given a mask for
 sum by its own gradient. With a seed that somebody knows, as after `torch.manual_seed(0)`, it would move all that
 come behind it to other masks, and the sum by as many gradients. The same is true of random crops and flips.
 
-Generators that a module or a data set made for itself are not seen.
+Generators that a module or a data set made for itself are not seen, nor are seeds within `torch.random.fork_rng`,
+or, in a loop, of Python and numpy.
 """
 
 from __future__ import annotations

@@ -228,8 +228,8 @@ class NoiseSource:
             name: stds[name] * (1 + rounding_slack(parameter.dtype)) / normaliser
             for name, parameter in parameters.items()
         }
+        rows = _without_overlap({name: _row(parameter) for name, parameter in parameters.items()}, parameters)
         if self._stream is None:
-            rows = _without_overlap({name: _row(parameter) for name, parameter in parameters.items()}, parameters)
             self._normals.perturb_([(row, scales[name]) for name, row in rows.items()])
             return
         for name, parameter in parameters.items():

@@ -298,13 +298,22 @@ class ClippedGradients:
         """Refuse a module whose output for one example depends on another, as far as a first batch shows it."""
         if self._compared or len(inputs) < 2:
             return
-        same = together.shape == alone.shape and _same(together, alone, 100 * rounding_slack(together.dtype))
+        tolerance = 100 * rounding_slack(together.dtype)
+        same = together.shape == alone.shape and _same(together, alone, tolerance)
+        moved = self._run_together(inputs.roll(1, 0))
+        in_place = same and _same(together.roll(1, 0), moved, tolerance)
         # Dropout differs from one pass to the next: then nothing can be said.
-        if not same and _same(together, self._run_together(inputs), 0.0):
+        if in_place or not _same(together, self._run_together(inputs), 0.0):
+            return
+        if same:
             raise PrivacyError(
-                "the output of the module for one example depends on the other examples of the batch, "
-                "so per-example gradients are undefined: normalise, centre or attend within one example"
+                "the output of the module for one example depends on its place in the batch, which the examples "
+                "before it decide on: do not seed generators in forward(), as within torch.random.fork_rng()"
             )
+        raise PrivacyError(
+            "the output of the module for one example depends on the other examples of the batch, "
+            "so per-example gradients are undefined: normalise, centre or attend within one example"
+        )
 
     def _check_first(self, inputs: Tensor, targets: Tensor, gradients: dict[str, Tensor]) -> None:
         """Refuse a module whose gradient of one example depends on another, as the first one of a batch shows it:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from ..devices import is_processor
 from ..native.fingerprint import fingerprint, in_memory, own_key
 from ..native.memory_rows import dense
 from ..sharding import is_shard, local
@@ -46,8 +47,9 @@ class GradientWatch:
     another mechanism: one example moves each parameter's part by what the others' norms do, too.
 
     Writes that torch does not count (through `.data`, by collective operations) are seen if they change the norm
-    of a gradient. FSDP adds to the gradient of a shard without a hook before, and torch does not count all changes
-    to it: what a backward pass finds there must have the bits that the pass before it left.
+    of a gradient; on other devices than processors, if they come after the backward pass. FSDP adds to the
+    gradient of a shard without a hook before, and torch does not count all changes to it: what a backward pass
+    finds there must have the bits that the pass before it left.
 
     Attributes:
         norms: of the gradients as they arrived, 0-dim, by name; there once the backward pass has ended.
@@ -141,6 +143,9 @@ class GradientWatch:
         self._arrived[name] = gradient, _ = self._state(name)
         if gradient is None:
             return
+        if is_processor(gradient.device):  # at once: hooks on tensors that flow back later may write to it
+            self.norms.update(zip([name], norms_of([gradient]), strict=True))
+            return
         current = torch._C._current_graph_task_id()
         if not self._unmeasured or current != self._measuring:  # one that broke off measured nothing
             self._measuring = current
@@ -148,7 +153,7 @@ class GradientWatch:
         self._unmeasured[name] = gradient
 
     def _measure(self) -> None:
-        """Measure what has arrived, all at once: to begin an operation takes longer than to measure a gradient."""
+        """Measure what has arrived on another device, all at once: to begin an operation takes longer there."""
         arrived, self._unmeasured = self._unmeasured, {}
         self.norms.update(zip(arrived, norms_of(list(arrived.values())), strict=True))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from lipcompile_privacy.accounting import Drawing, NeighbouringRelation, Sampling
 from torch import Tensor
 from torch.utils.data import (
@@ -211,7 +212,7 @@ class PrivateLoader:
             timeout=theirs.timeout,
             worker_init_fn=_Begin(theirs.worker_init_fn) if self._is_secret else theirs.worker_init_fn,
             multiprocessing_context=theirs.multiprocessing_context,
-            generator=theirs.generator,
+            generator=_secret() if self._is_secret else theirs.generator,
         )
 
 
@@ -227,6 +228,13 @@ class _Once:
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._plan
+
+
+def _secret() -> torch.Generator:
+    """Return what draws the seeds of workers: many make generators of their own of `get_worker_info().seed`."""
+    generator = torch.Generator()
+    generator.seed()
+    return generator
 
 
 class _Begin:

@@ -58,6 +58,16 @@ def checked(data: Any, graph: Graph, backend: Backend) -> Any:
     names = ("x_train", "y_train", "x_test", "y_test")
     values = [getattr(data, name) for name in names] if isinstance(data, backend.data.Arrays) else data
     arrays = {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    for value in values:
+        kinds = (
+            {str(item.dtype) for item in value if hasattr(item, "dtype")}
+            if isinstance(value, list | tuple)
+            else ()
+        )
+        if len(kinds) > 1:  # numpy's type for all of them says whether images are divided by 255
+            raise DataError(
+                "the arrays of a list have different types of numbers, by which all are scaled: convert each"
+            )
     return backend.data.from_arrays(arrays, graph.input.shape, _classes(graph), graph.vocabulary)
 
 

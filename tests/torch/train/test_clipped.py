@@ -411,9 +411,19 @@ class Averaging(nn.Linear):
         return super().forward(x - self.mean)
 
 
+class Forked(nn.Linear):
+    """Draws its masks from a seed that everyone knows, and leaves torch's generator as it was."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return super().forward(torch.nn.functional.dropout(x, 0.5))
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
+        (Forked(4, 3), "depends on its place in the batch"),
         (Averaging(in_place=False), "depends on the other examples of the batch"),
         (Averaging(in_place=True), "writes statistics of private examples into mean"),
         (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "1 normalises by statistics of the batch"),

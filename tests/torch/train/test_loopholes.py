@@ -489,6 +489,47 @@ def test_random_changes_of_examples_come_from_secret_seeds(workers: int) -> None
     assert not bool((drawn(None) == drawn(None)).any())
 
 
+class Seeded(TensorDataset):
+    """Gives what a generator of its own draws, of the seed that torch gave the worker."""
+
+    def __getitem__(self, index: int) -> Any:
+        info = torch.utils.data.get_worker_info()
+        if info is None:  # one item shows the loader what batches are
+            return torch.zeros((), dtype=torch.float64), self.tensors[0][index]
+        own: Any = vars(self).setdefault("own", np.random.default_rng(info.seed))
+        return torch.tensor(own.random()), self.tensors[0][index]
+
+
+def test_seeds_that_workers_get_are_secret() -> None:
+    """PyTorch recommends them for generators of other libraries."""
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        loader = DataLoader(
+            Seeded(torch.zeros(4)), batch_size=4, num_workers=1, generator=torch.Generator().manual_seed(0)
+        )
+        found.append(next(iter(PrivateLoader(loader)))[0])
+    assert not torch.isin(found[0], found[1]).any()
+
+
+def test_a_gradient_that_a_hook_shortens_within_the_backward_pass_is_refused() -> None:
+    """Torch does not count writes through `.data`; norms are those at which gradients arrive."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    optimizer.zero_grad()
+    start = x.clone().requires_grad_()
+
+    def shorten(_: Any) -> None:
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.grad.data.mul_(0.5)
+
+    start.register_hook(shorten)
+    backward(module, start * 1, y)
+    with pytest.raises(PrivacyError, match="was not written by backward"):
+        optimizer.step()
+
+
 def test_what_counts_is_not_copied() -> None:
     """A copy would take steps that the engine's ledger does not see."""
     engine = PrivacyEngine()
