@@ -61,8 +61,8 @@ def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return the sum over axes of each example of [B, *example], in float64; on other devices than processors, where
-    that would take a copy of all terms, in float32 at least.
+    """Return the sum over axes of each example of [B, *example]: in float64, but on other devices than processors,
+    where that would take a copy of all terms, in float32 at least.
 
     Args:
         x: the terms.

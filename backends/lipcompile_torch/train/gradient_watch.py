@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ..devices import is_processor
 from ..native.fingerprint import fingerprint, in_memory, own_key
 from ..native.memory_rows import dense
 from ..sharding import is_shard, local
@@ -47,12 +46,11 @@ class GradientWatch:
     another mechanism: one example moves each parameter's part by what the others' norms do, too.
 
     Writes that torch does not count (through `.data`, by collective operations) are seen if they change the norm
-    of a gradient; on other devices than processors, if they come after the backward pass. FSDP adds to the
-    gradient of a shard without a hook before, and torch does not count all changes to it: what a backward pass
-    finds there must have the bits that the pass before it left.
+    of a gradient. FSDP adds to the gradient of a shard without a hook before, and torch does not count all changes
+    to it: what a backward pass finds there must have the bits that the pass before it left.
 
     Attributes:
-        norms: of the gradients as they arrived, 0-dim, by name; there once the backward pass has ended.
+        norms: of the gradients as they arrived, 0-dim, by name.
 
     Args:
         parameters: trainable, by name.
@@ -67,8 +65,7 @@ class GradientWatch:
         self._arrived: dict[str, tuple[Tensor | None, int]] = {}
         self._changed: set[str] = set()
         self._additions: Counter[str] = Counter()
-        self._unmeasured: dict[str, Tensor] = {}
-        self._measuring = self._backward_pass = -1
+        self._backward_pass = -1
         for name, p in parameters.items():
             if name not in self._shards:
                 p.register_hook(OwnHook(partial(self._before, name)))  # type: ignore[no-untyped-call]
@@ -84,7 +81,6 @@ class GradientWatch:
         """Take the gradients as they are for those that arrived; by now they are missing or zero."""
         self._changed.clear()
         self._additions.clear()
-        self._unmeasured = {}
         self.norms.clear()
         self._arrived = {name: self._state(name) for name in self._parameters}
 
@@ -141,21 +137,8 @@ class GradientWatch:
 
     def _note(self, name: str) -> None:
         self._arrived[name] = gradient, _ = self._state(name)
-        if gradient is None:
-            return
-        if is_processor(gradient.device):  # at once: hooks on tensors that flow back later may write to it
-            self.norms.update(zip([name], norms_of([gradient]), strict=True))
-            return
-        current = torch._C._current_graph_task_id()
-        if not self._unmeasured or current != self._measuring:  # one that broke off measured nothing
-            self._measuring = current
-            _at_end(self._measure)
-        self._unmeasured[name] = gradient
-
-    def _measure(self) -> None:
-        """Measure what has arrived on another device, all at once: to begin an operation takes longer there."""
-        arrived, self._unmeasured = self._unmeasured, {}
-        self.norms.update(zip(arrived, norms_of(list(arrived.values())), strict=True))
+        if gradient is not None:  # at once: hooks on tensors that flow back later may write to it
+            (self.norms[name],) = norms_of([gradient])
 
     def _note_shards(self) -> None:
         self._arrived.update((name, self._state(name)) for name in self._shards)
