@@ -140,9 +140,19 @@ class Certified:
         """Enclose the maximum by evaluating every term."""
         return self.maximum(*(term(self.of(m)) for m in range(start, stop)))
 
-    def supremum(self, value: Callable[[Interval], Interval], slope: Callable[[Interval], Interval]) -> Interval:
+    def supremum(
+        self,
+        value: Callable[[Interval], Interval],
+        slope: Callable[[Interval], Interval],
+        of: tuple[object, ...] = (),
+    ) -> Interval:
         """Enclose the supremum; where it is known to more digits than those of CLOSE, these are given away."""
-        return _supremum(value, slope)
+        if not of:
+            return _supremum(value, slope)
+        found = _found(*(one.ends._mpi_ if isinstance(one, Interval) else one for one in of))
+        if not found:
+            found.append(_supremum(value, slope))
+        return found[0]
 
     def power(self, step: Step[Interval], count: Count, name: str) -> Step[Interval]:
         """Enclose the power by repeated squaring, all of whose terms are sums and products of the step's."""
@@ -158,6 +168,12 @@ class Certified:
 
     def _lift(self, x: Interval | Fraction | int) -> Interval:
         return x if isinstance(x, Interval) else self.of(x if isinstance(x, int) else Fraction(x))
+
+
+@lru_cache(1024)
+def _found(*of: object) -> list[Interval]:
+    """Return where the supremum of a function is kept that depends on these; empty before it is searched for."""
+    return []
 
 
 def _supremum(value: Callable[[Interval], Interval], slope: Callable[[Interval], Interval]) -> Interval:
