@@ -84,8 +84,7 @@ class Certified:
         if isinstance(value, Arithmetic):
             left, right = self.of(value.left), self.of(value.right)
             return _OPERATIONS[value.operator](left, right)
-        exact = Fraction(value)
-        return Interval(_IV.mpf(exact.numerator) / exact.denominator)
+        return _enclosed(value)
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Interval:
         """Enclose the symbol's value."""
@@ -107,8 +106,8 @@ class Certified:
 
     def sqrt(self, x: Interval | Fraction | int) -> Interval:
         """Enclose √x; the part of an enclosure below 0 holds no number that a rule means, and is cut off."""
-        ends = self._lift(x).ends
-        return Interval(_IV.sqrt(_IV.mpf([max(ends.a, 0), max(ends.b, 0)])))
+        low, high = (libmp.fzero if libmp.mpf_sign(end) < 0 else end for end in _ends(self._lift(x)))
+        return _of_ends(libmp.mpi_sqrt((low, high), _IV.prec))
 
     def exp(self, x: Interval) -> Interval:
         """Enclose e^x; of numbers that are too large for the library, what is known without it."""
@@ -227,6 +226,13 @@ def _any_sum(k: Coefficients[Interval], step: Step[Interval]) -> dict[int, Inter
 
 def _is_one(number: Interval) -> bool:
     return bool(number.ends.a == 1 and number.ends.b == 1)
+
+
+@lru_cache(4096)
+def _enclosed(value: Fraction | int) -> Interval:
+    """Enclose a number: a derivation has few of them, and asks for each one at every layer."""
+    exact = Fraction(value)
+    return Interval(_IV.mpf(exact.numerator) / exact.denominator)
 
 
 def _of_ends(ends: tuple[Any, Any]) -> Interval:
