@@ -39,10 +39,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_runtest_setup() -> None:
-    """Torch reads its libraries of operators anew at each export, which takes half of it: once is enough."""
+    """Make once what libraries make anew in each call; they are imported by tests that need them."""
     modules: Any = sys.modules
-    if "torch.onnx._internal.exporter._core" not in modules or hasattr(torch._ops, "read_once"):
-        return
+    rdp = modules.get("dp_accounting.rdp.rdp_privacy_accountant")
+    if rdp is not None and not hasattr(rdp._log_comb, "cache_info"):
+        rdp._log_comb = cache(rdp._log_comb)  # of the same orders for every noise multiplier
+    if "torch.onnx._internal.exporter._core" in modules and not hasattr(torch._ops, "read_once"):
+        read_operators_once(modules)
+
+
+def read_operators_once(modules: Any) -> None:
+    """Torch reads its libraries of operators anew at each export, which takes half of it."""
     vars(torch._ops).update(read_once=True, Callable=typing.Callable)  # this makes `Callable[…]` once
     utilities = modules["torch._export.utils"]
     utilities._materialize_cpp_cia_ops = cache(utilities._materialize_cpp_cia_ops)
