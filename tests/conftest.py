@@ -49,24 +49,26 @@ def pytest_runtest_setup() -> None:
 
 
 def read_operators_once(modules: Any) -> None:
-    """Torch reads its libraries of operators anew at each export, which takes half of it."""
+    """Torch reads its libraries of operators anew at each export, which takes half of it; here as 2.13 does."""
     vars(torch._ops).update(read_once=True, Callable=typing.Callable)  # this makes `Callable[…]` once
-    utilities = modules["torch._export.utils"]
-    utilities._materialize_cpp_cia_ops = cache(utilities._materialize_cpp_cia_ops)
+    utilities = modules.get("torch._export.utils")
+    if hasattr(utilities, "_materialize_cpp_cia_ops"):
+        utilities._materialize_cpp_cia_ops = cache(utilities._materialize_cpp_cia_ops)
+    decompositions = modules.get("torch.onnx._internal.exporter._decomp")
+    if hasattr(decompositions, "create_onnx_friendly_decomposition_table"):
+        read_table = cache(decompositions.create_onnx_friendly_decomposition_table)
+        decompositions.create_onnx_friendly_decomposition_table = lambda known: {**read_table(frozenset(known))}
+    registration = modules.get("torch.onnx._internal.exporter._registration")
+    registry: Any = getattr(registration, "ONNXRegistry", None)
+    if hasattr(registry, "from_torchlib"):
+        read = cache(registry.from_torchlib)
 
-    decompositions = modules["torch.onnx._internal.exporter._decomp"]
-    read_table = cache(decompositions.create_onnx_friendly_decomposition_table)
-    decompositions.create_onnx_friendly_decomposition_table = lambda known: {**read_table(frozenset(known))}
+        def own_copy(**options: Any) -> Any:
+            found = copy(read(**options))
+            found.functions = {target: [*functions] for target, functions in found.functions.items()}
+            return found
 
-    registry = modules["torch.onnx._internal.exporter._registration"].ONNXRegistry
-    read = cache(registry.from_torchlib)
-
-    def own_copy(**options: Any) -> Any:
-        found = copy(read(**options))
-        found.functions = {target: [*functions] for target, functions in found.functions.items()}
-        return found
-
-    registry.from_torchlib = staticmethod(own_copy)
+        registry.from_torchlib = staticmethod(own_copy)
 
 
 @pytest.fixture

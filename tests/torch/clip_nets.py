@@ -52,11 +52,11 @@ NETWORKS = {
 
 
 @cache
-def emitted(body: str, bounds: str) -> str:
+def emitted(source: str, bounds: str) -> str:
     """Return the text of a module: tests have few networks, and each of them in many settings."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.lip"
-        path.write_text(f"model net {{ {body}; loss cross_entropy }}")
+        path.write_text(source)
         derivation = check(str(path), ModelOptions(bounds=bounds))  # type: ignore[arg-type]
     assert derivation.ok, derivation.diagnostics
     return emit(derivation)
@@ -64,8 +64,10 @@ def emitted(body: str, bounds: str) -> str:
 
 def model(body: str, folder: Path, bounds: str = "clip") -> Any:
     """Return an emitted module in float32 whose weights are some times larger than they start."""
+    path = folder / f"model{next(counter)}.lip"
+    path.write_text(f"model net {{ {body}; loss cross_entropy }}")
     torch.manual_seed(0)
-    module = instantiate(folder / f"model{next(counter)}.py", emitted(body, bounds))
+    module = instantiate(path.with_suffix(".py"), emitted(path.read_text(), bounds))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
