@@ -83,7 +83,7 @@ class Precise:
     def max_over(self, start: int, stop: int, term: Callable[[Any], Any]) -> Any:
         return max(term(real(m)) for m in range(start, stop))
 
-    def supremum(self, value: Callable[[Any], Any], slope: Callable[[Any], Any]) -> Any:  # noqa: ARG002
+    def supremum(self, value: Callable[[Any], Any], slope: Callable[[Any], Any], of: Any = ()) -> Any:  # noqa: ARG002
         return supremum(value, real)
 
     def power(self, step: Step[Any], count: Count, name: str) -> Step[Any]:  # noqa: ARG002

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +44,15 @@ class Claim:
         """Return the least probability of an event if a coin is tails, given that of heads: the inverse of 1 - f
         for the trade-off function f (Dong, Roth and Su 2022, equation 4).
         """
-        growth, delta = self._arrays()
+        growth, delta = self._arrays
         return float(max(0.0, ((right - delta) / growth).max(), (1 - delta - (1 - right) * growth).max()))
 
     def best_accuracy(self, guessed: float) -> float:
         """Return the largest share of right guesses about a coin, if it is guessed with this probability > 0."""
-        growth, delta = self._arrays()
+        growth, delta = self._arrays
         return float(min(1.0, ((growth + delta / guessed) / (1 + growth)).min()))
 
+    @cached_property
     def _arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return np.exp(np.minimum(self.epsilons, 700.0)), np.asarray(self.deltas, dtype=np.float64)
 

@@ -124,8 +124,12 @@ class Numbers(Protocol[N]):
     def max_over(self, start: int, stop: int, term: Callable[[N], N]) -> N:
         """Return the largest `term(m)` over the integers start <= m < stop (at least one)."""
 
-    def supremum(self, value: Callable[[N], N], slope: Callable[[N], N]) -> N:
-        """Return the largest `value(s)` over the reals 0 <= s <= 1; `slope` is the derivative of `value`."""
+    def supremum(self, value: Callable[[N], N], slope: Callable[[N], N], of: tuple[object, ...] = ()) -> N:
+        """Return the largest `value(s)` over the reals 0 <= s <= 1; `slope` is the derivative of `value`.
+
+        of: a name of `value`, and all that it depends on besides s: a search costs as much as many layers, and
+        what was found once is known by them. Nothing is kept without them.
+        """
 
     def power(self, step: Step[N], count: Count, name: str) -> Step[N]:
         """Return `step` done `count` times; `name` is that of the repetition, for formulas."""

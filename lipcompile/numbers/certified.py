@@ -84,8 +84,7 @@ class Certified:
         if isinstance(value, Arithmetic):
             left, right = self.of(value.left), self.of(value.right)
             return _OPERATIONS[value.operator](left, right)
-        exact = Fraction(value)
-        return Interval(_IV.mpf(exact.numerator) / exact.denominator)
+        return _enclosed(value)
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Interval:
         """Enclose the symbol's value."""
@@ -107,8 +106,8 @@ class Certified:
 
     def sqrt(self, x: Interval | Fraction | int) -> Interval:
         """Enclose √x; the part of an enclosure below 0 holds no number that a rule means, and is cut off."""
-        ends = self._lift(x).ends
-        return Interval(_IV.sqrt(_IV.mpf([max(ends.a, 0), max(ends.b, 0)])))
+        low, high = (libmp.fzero if libmp.mpf_sign(end) < 0 else end for end in _ends(self._lift(x)))
+        return _of_ends(libmp.mpi_sqrt((low, high), _IV.prec))
 
     def exp(self, x: Interval) -> Interval:
         """Enclose e^x; of numbers that are too large for the library, what is known without it."""
@@ -140,9 +139,19 @@ class Certified:
         """Enclose the maximum by evaluating every term."""
         return self.maximum(*(term(self.of(m)) for m in range(start, stop)))
 
-    def supremum(self, value: Callable[[Interval], Interval], slope: Callable[[Interval], Interval]) -> Interval:
+    def supremum(
+        self,
+        value: Callable[[Interval], Interval],
+        slope: Callable[[Interval], Interval],
+        of: tuple[object, ...] = (),
+    ) -> Interval:
         """Enclose the supremum; where it is known to more digits than those of CLOSE, these are given away."""
-        return _supremum(value, slope)
+        if not of:
+            return _supremum(value, slope)
+        found = _found(*(one.ends._mpi_ if isinstance(one, Interval) else one for one in of))
+        if not found:
+            found.append(_supremum(value, slope))
+        return found[0]
 
     def power(self, step: Step[Interval], count: Count, name: str) -> Step[Interval]:
         """Enclose the power by repeated squaring, all of whose terms are sums and products of the step's."""
@@ -158,6 +167,12 @@ class Certified:
 
     def _lift(self, x: Interval | Fraction | int) -> Interval:
         return x if isinstance(x, Interval) else self.of(x if isinstance(x, int) else Fraction(x))
+
+
+@lru_cache(1024)
+def _found(*of: object) -> list[Interval]:
+    """Return where the supremum of a function is kept that depends on these; empty before it is searched for."""
+    return []
 
 
 def _supremum(value: Callable[[Interval], Interval], slope: Callable[[Interval], Interval]) -> Interval:
@@ -211,6 +226,13 @@ def _any_sum(k: Coefficients[Interval], step: Step[Interval]) -> dict[int, Inter
 
 def _is_one(number: Interval) -> bool:
     return bool(number.ends.a == 1 and number.ends.b == 1)
+
+
+@lru_cache(4096)
+def _enclosed(value: Fraction | int) -> Interval:
+    """Enclose a number: a derivation has few of them, and asks for each one at every layer."""
+    exact = Fraction(value)
+    return Interval(_IV.mpf(exact.numerator) / exact.denominator)
 
 
 def _of_ends(ends: tuple[Any, Any]) -> Interval:

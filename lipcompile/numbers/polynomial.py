@@ -267,7 +267,10 @@ class Polynomials(Generic[N]):
         return _like({0: self.base.max_over(start, stop, self._of_constants(term))}, sample)
 
     def supremum(
-        self, value: Callable[[Polynomial[N]], Polynomial[N]], slope: Callable[[Polynomial[N]], Polynomial[N]]
+        self,
+        value: Callable[[Polynomial[N]], Polynomial[N]],
+        slope: Callable[[Polynomial[N]], Polynomial[N]],
+        of: tuple[object, ...] = (),
     ) -> Polynomial[N]:
         """Return the supremum of constant values; of others nothing is known."""
         sample = value(self.of(Fraction(1, 2)))

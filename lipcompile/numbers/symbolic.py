@@ -153,7 +153,9 @@ class Symbolic:
         index = sympy.Symbol("m", positive=True, integer=True)
         return Formula(MaxOver(term(Formula(index)).expression, index, start, stop - 1))
 
-    def supremum(self, value: Callable[[Formula], Formula], slope: Callable[[Formula], Formula]) -> Formula:
+    def supremum(
+        self, value: Callable[[Formula], Formula], slope: Callable[[Formula], Formula], of: tuple[object, ...] = ()
+    ) -> Formula:
         """Write the supremum; its derivative says nothing more."""
         point = sympy.Symbol("s", nonnegative=True)
         return Formula(MaxOver(value(Formula(point)).expression, point, 0, 1))

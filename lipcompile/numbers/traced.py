@@ -150,7 +150,10 @@ class Traced:
         return self._call("max_over", _constant(start), _constant(stop), _function("m", body))
 
     def supremum(
-        self, value: Callable[[Expression], Expression], slope: Callable[[Expression], Expression]
+        self,
+        value: Callable[[Expression], Expression],
+        slope: Callable[[Expression], Expression],
+        of: tuple[object, ...] = (),
     ) -> Expression:
         """Write a supremum as a call with two lambdas, in which nothing is computed twice."""
         point = Expression(ast.Name("s"))

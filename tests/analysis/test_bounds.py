@@ -290,6 +290,26 @@ def test_cross_entropy_is_attained(classes: int, radius: str, smoothing: str) ->
     assert attained * (1 - 1e-14) <= claimed <= attained * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("field", ["classes", "radius", "smoothing", "temperature"])
+def test_a_constant_of_cross_entropy_that_is_known_is_that_of_all_it_depends_on(field: str) -> None:
+    class Searching(Certified):
+        def supremum(self, value: Any, slope: Any, of: Any = ()) -> Any:  # noqa: ARG002
+            return super().supremum(value, slope)
+
+    numbers: dict[str, Any] = {"classes": 4, "radius": "0.7", "smoothing": "0.1", "temperature": "2"}
+    constants = []
+    for changed in (numbers, numbers | {field: 7 if field == "classes" else "0.3"}):
+        given = {name: Fraction(value) for name, value in changed.items()}
+        loss = CrossEntropy(label_smoothing=given["smoothing"], temperature=given["temperature"])
+        known, searched = (
+            softmax_slope(num, loss, changed["classes"], num.of(given["radius"])).ends._mpi_
+            for num in (Certified(), Searching())
+        )
+        assert known == searched
+        constants.append(known)
+    assert constants[0] != constants[1]
+
+
 @pytest.mark.parametrize("smoothing", ["0", "1/2"])
 @pytest.mark.parametrize("radius", ["1/10", "2", "9"])
 @pytest.mark.parametrize("classes", [3, 10])
@@ -298,9 +318,9 @@ def test_the_slope_of_cross_entropy_is_the_derivative(classes: int, radius: str,
     seen: list[Any] = []
 
     class Seen(Precise):
-        def supremum(self, value: Any, slope: Any) -> Any:
+        def supremum(self, value: Any, slope: Any, of: Any = ()) -> Any:
             seen.append((value, slope))
-            return super().supremum(value, slope)
+            return super().supremum(value, slope, of)
 
     loss = CrossEntropy(label_smoothing=Fraction(smoothing))
     softmax_slope(Seen(), loss, classes, real(Fraction(radius)))

@@ -97,7 +97,7 @@ class Probe:
     def max_over(self, start: int, stop: int, term: Callable[[Probed], Probed]) -> Probed:
         return self.here(max(term(Probed(m, self)).value for m in range(start, stop)))
 
-    def supremum(self, value: Callable[[Probed], Probed], slope: Callable[[Probed], Probed]) -> Probed:  # noqa: ARG002
+    def supremum(self, value: Callable[[Probed], Probed], slope: object, of: object = ()) -> Probed:  # noqa: ARG002
         return self.here(supremum(lambda s: value(Probed(s, self)).value, sections=30))
 
 

@@ -33,8 +33,12 @@ Json = dict[str, Any]
 Capture = pytest.CaptureFixture[str]
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "codes"
-REPORT = json.loads(files("lipcompile.reports").joinpath("report.schema.json").read_text(encoding="utf-8"))
-SARIF = json.loads((Path(__file__).parents[1] / "sarif" / "sarif-schema-2.1.0.json").read_text(encoding="utf-8"))
+REPORT = jsonschema.Draft202012Validator(
+    json.loads(files("lipcompile.reports").joinpath("report.schema.json").read_text(encoding="utf-8"))
+)
+SARIF = jsonschema.Draft4Validator(
+    json.loads((Path(__file__).parents[1] / "sarif" / "sarif-schema-2.1.0.json").read_text(encoding="utf-8"))
+)
 
 
 def test_every_code_has_a_case() -> None:
@@ -56,8 +60,8 @@ def test_what_is_said_of_a_code(
     load_plugins.cache_clear()
     text, report, sarif = by_api(case.api()) if case.api else by_command(case, capsys)
     load_plugins.cache_clear()
-    jsonschema.Draft202012Validator(REPORT).validate(report)
-    jsonschema.Draft4Validator(SARIF).validate(sarif)
+    REPORT.validate(report)
+    SARIF.validate(sarif)
     said = found_in(text, code)
     data = next(found for found in report["diagnostics"] if found["code"] == code)
     result = next(found for found in sarif["runs"][0]["results"] if found["ruleId"] == code)

@@ -187,6 +187,28 @@ def test_a_slope_that_is_said_too_small_is_seen() -> None:
     assert Fraction(Certified().supremum(value, lambda s: s * 0).upper) < exact
 
 
+def test_a_supremum_is_searched_for_once_for_all_that_it_depends_on() -> None:
+    searched: list[int] = []
+
+    def found(top: int, *of: object) -> float:
+        def value(s: Any) -> Any:
+            searched.append(top)
+            return s * top
+
+        return Certified().supremum(value, lambda s: s * 0 + top, of).upper
+
+    one, two = Certified().of(Fraction(1, 3)), Certified().of(Fraction(2, 3))
+    once = [found(top, "a test", limit) for top, limit in ((2, one), (5, two))]
+    assert 2 in searched
+    assert 5 in searched
+    searched.clear()
+    assert found(7, "a test", Certified().of(Fraction(2, 3))) == once[1]  # by what it is said to depend on alone
+    assert [found(2, "a test", one), found(5, "a test", two)] == once
+    assert searched == []
+    assert [found(2), found(5)] == once
+    assert searched
+
+
 def test_an_outward_step_covers_thirty_operations_and_itself() -> None:
     assert Fraction(UP) * (1 - Fraction(1, 2**53)) ** 31 >= 1
 

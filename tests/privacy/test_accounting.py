@@ -223,6 +223,13 @@ def test_large_budgets_stay_small_in_memory_and_sound() -> None:
     assert 0.95 * exact <= found <= 1.02 * exact
 
 
+def test_ten_million_steps_are_composed() -> None:
+    # dp-accounting alone would raise the number of points of one step to this power, which does not end.
+    found = epsilon([(Mechanism(0.01, 100.0), 10**7)], 1e-5)
+    limit = gaussian_epsilon(100.0, 10**7, 1e-5, 0.01)  # of the central limit theorem
+    assert limit <= found <= 1.1 * limit
+
+
 def test_warnings_of_dp_accounting_are_silenced_only_here(caplog: pytest.LogCaptureFixture) -> None:
     calibrate_noise_multiplier(50.0, 1e-5, 0.5, 10, accountant="rdp")
     assert not caplog.records

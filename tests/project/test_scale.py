@@ -95,6 +95,7 @@ class Work:
 
 def forget() -> None:
     """Empty the caches of results: what was done for one network must not count as done for the next."""
+    gc.unfreeze()  # what was there before the tests is listed, too
     for found in gc.get_objects():
         if type(found) is not functools._lru_cache_wrapper or found.cache_parameters()["maxsize"] is None:
             continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +51,23 @@ NETWORKS = {
 }
 
 
+@cache
+def emitted(source: str, bounds: str) -> str:
+    """Return the text of a module: tests have few networks, and each of them in many settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.lip"
+        path.write_text(source)
+        derivation = check(str(path), ModelOptions(bounds=bounds))  # type: ignore[arg-type]
+    assert derivation.ok, derivation.diagnostics
+    return emit(derivation)
+
+
 def model(body: str, folder: Path, bounds: str = "clip") -> Any:
     """Return an emitted module in float32 whose weights are some times larger than they start."""
     path = folder / f"model{next(counter)}.lip"
     path.write_text(f"model net {{ {body}; loss cross_entropy }}")
-    derivation = check(str(path), ModelOptions(bounds=bounds))  # type: ignore[arg-type]
-    assert derivation.ok, derivation.diagnostics
     torch.manual_seed(0)
-    module = instantiate(path.with_suffix(".py"), emit(derivation))
+    module = instantiate(path.with_suffix(".py"), emitted(path.read_text(), bounds))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

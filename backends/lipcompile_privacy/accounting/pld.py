@@ -38,6 +38,7 @@ _FINE_EPSILON = 20.0  # larger budgets are computed on a proportionally coarser,
 _DELTA_PER_STEP = 1e-15
 SMALLEST_DELTA = 1e-12
 _LARGEST_EXPONENT = 700.0
+_MANY_POINTS = 10.0  # the logarithm of more points than those for which dp-accounting composes without transforms
 _TOLERANCE = 1e-6  # relative, of ε by two changes
 
 
@@ -169,7 +170,20 @@ def _composed(
     if isinstance(release, RandomAllocation):
         return allocation_pld(release, count, delta, interval).self_compose(count)
     one = _one_step(release, relation, interval)
-    return one if count == 1 else one.self_compose(count)
+    return one if count == 1 else _dense(one, count).self_compose(count)
+
+
+def _dense(one: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:
+    """Return a PLD as dp-accounting makes it before it composes `count` of them, unless these have few points.
+
+    To see whether they have, it computes size^count, a number of millions of digits where there are many steps.
+    """
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    pmfs = [one._pmf_remove] if one._symmetric else [one._pmf_remove, one._pmf_add]
+    return PrivacyLossDistribution(
+        *(pmf.to_dense_pmf() if count * math.log(pmf.size) > _MANY_POINTS else pmf for pmf in pmfs)
+    )
 
 
 @lru_cache(maxsize=32)

@@ -77,7 +77,7 @@ class Terrain:
     def output(self, point: Point) -> Tensor:
         """Return the output, [1, …]."""
         with torch.random.fork_rng(devices=[]), self.module.gate.bypassed():
-            torch.manual_seed(point.mask)
+            torch.default_generator.manual_seed(point.mask)
             output: Tensor = functional_call(self.module, dict(point.weights), (point.x,))
         return output
 
@@ -132,7 +132,7 @@ class Terrain:
         self.module.gate.reset()
         self.module.zero_grad()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(point.mask)
+            torch.default_generator.manual_seed(point.mask)
             self.module.criterion(self.module(point.x), point.target).backward()  # type: ignore[no-untyped-call]
         parameters = dict(self.module.named_parameters())
         return {name: _square(parameters[name].grad) for name in self.module.clipped_parameters}

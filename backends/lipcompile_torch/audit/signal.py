@@ -63,7 +63,7 @@ class Signals:
 def repeatable() -> Iterator[None]:
     """Draw the same initial weights every time meanwhile, and leave torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         yield
 
 

@@ -138,6 +138,8 @@ class Growth:
 
     def _compared(self, one: Order, two: Order) -> int | None:
         """Return -1 if the first order is smaller, 1 if larger, None if neither is for all rates."""
+        if one == two:  # as most terms of a sum are: dividing and rounding their rates takes long
+            return 0
         signs = {_sign(number, 1) for number in self._sides_of_one(one.rate / two.rate)}
         if signs == {0}:
             return _sign(one.power, two.power)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -278,8 +279,9 @@ def _together(regimes: Sequence[str | None]) -> str | None:
     return "mixed" if len(kinds) > 1 else kinds.pop() if kinds else "critical"
 
 
+@lru_cache(1024)
 def _factored(expression: Any) -> Any:
-    """Put in front what terms have in common, below a root as well."""
+    """Put in front what terms have in common, below a root as well; formulas of one graph recur in others."""
     if sympy.count_ops(expression) > _MOST_FACTORED:
         return expression
     outer = sympy.powsimp(sympy.factor_terms(expression), combine="exp")

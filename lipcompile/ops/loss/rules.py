@@ -199,7 +199,8 @@ def softmax_slope(num: Numbers[N], loss: CrossEntropy, classes: int, logits: N) 
         return 4 * share * (1 - lowest) * (pull * below_others * spread - falling)
 
     # With one other class nothing is spread: the label's logit is as far below it as it can be.
-    distance = num.sqrt(square(num.of(1)) if others == 1 else num.supremum(square, slope))
+    of = ("L_R", radius, loss.label_smoothing, classes)
+    distance = num.sqrt(square(num.of(1)) if others == 1 else num.supremum(square, slope, of))
     return num.let("L_R", distance, "largest ‖p - q‖, p the probabilities and q the target, that the logits allow")
 
 

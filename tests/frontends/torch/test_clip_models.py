@@ -20,12 +20,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
 import lipcompile
+from lipcompile import pipeline
 from lipcompile.__main__ import run
 from lipcompile.analysis.clips import SOURCES
 from lipcompile.certificates import certificate, encode
 from lipcompile.core.backend import instantiate
 from lipcompile.diagnostics import InputError
-from lipcompile.frontends.options import ModelOptions, model_options
+from lipcompile.frontends.options import Loaded, ModelOptions, model_options
 from lipcompile.reports.console import plain
 from lipcompile.reports.terminal import report
 from lipcompile.reports.wording import verdict
@@ -147,14 +148,32 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-@pytest.fixture(params=MODELS)
-def case(request: pytest.FixtureRequest) -> tuple[nn.Module, tuple[int, ...]]:
+Case = tuple[nn.Module, tuple[int, ...]]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def loaded(request: pytest.FixtureRequest) -> tuple[nn.Module, tuple[int, ...], Loaded]:
+    """A module, the shape of its examples, and what it is read as: torch exports it, which takes longest."""
     build, shape = MODELS[request.param]
     torch.manual_seed(0)
-    return build(), shape
+    module = build()
+    return module, shape, pipeline.load_module(module, shape, model_options(loss="cross_entropy", bounds="auto"))
 
 
-def test_auto_clips_them_and_their_certificates_verify(case: tuple[nn.Module, tuple[int, ...]]) -> None:
+@pytest.fixture
+def case(loaded: tuple[nn.Module, tuple[int, ...], Loaded], monkeypatch: pytest.MonkeyPatch) -> Case:
+    module, shape, read = loaded
+
+    def once(given: nn.Module, example: tuple[int, ...], options: ModelOptions) -> Loaded:
+        assert (given, example) == (module, shape)
+        assert options == model_options(loss="cross_entropy", bounds="auto")
+        return read
+
+    monkeypatch.setattr(pipeline, "load_module", once)
+    return module, shape
+
+
+def test_auto_clips_them_and_their_certificates_verify(case: Case) -> None:
     module, shape = case
     derivation = lipcompile.from_module(module, shape, loss="cross_entropy", bounds="auto")
     assert derivation.ok, derivation.diagnostics
@@ -164,7 +183,7 @@ def test_auto_clips_them_and_their_certificates_verify(case: tuple[nn.Module, tu
     assert verdict.ok, verdict.problems
 
 
-def test_they_keep_their_function_and_train_on_clipped_gradients(case: tuple[nn.Module, tuple[int, ...]]) -> None:
+def test_they_keep_their_function_and_train_on_clipped_gradients(case: Case) -> None:
     """The gradient is the sum of g/(‖g‖ + 0.01) over the examples, of gradients of the reader's own module."""
     module, shape = case
     generator = torch.Generator().manual_seed(1)

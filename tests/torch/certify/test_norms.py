@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -37,26 +38,34 @@ def flat(place: tuple[int, ...], size: tuple[int, ...]) -> int:
     return sum(p * math.prod(size[i + 1 :]) for i, p in enumerate(place))
 
 
-def dense_matrix(kernel: Tensor, conv: Convolution) -> Tensor:
-    """The convolution as a matrix, entry by entry from its definition."""
-    per_group, channels = kernel.shape[0] // conv.groups, kernel.shape[1]
-    sites = list(itertools.product(*map(range, conv.output_size)))
+@lru_cache(8)
+def connections(conv: Convolution) -> list[tuple[int, int, int]]:
+    """Every output, tap and input that a tap carries to an output, from the definition; by number."""
     columns = {site: i for i, site in enumerate(itertools.product(*map(range, conv.input_size)))}
-    matrix = torch.zeros(kernel.shape[0], len(sites), channels * conv.groups, len(columns), dtype=torch.float64)
-    for (row, out), tap in itertools.product(enumerate(sites), itertools.product(*map(range, conv.kernel_size))):
+    found = []
+    for (row, out), tap in itertools.product(
+        enumerate(itertools.product(*map(range, conv.output_size))),
+        itertools.product(*map(range, conv.kernel_size)),
+    ):
         place = [
             o * s + t * d - low
             for o, s, t, d, (low, _) in zip(out, conv.stride, tap, conv.dilation, conv.padding, strict=True)
         ]
-        place = [stands_at(p, n, conv) for p, n in zip(place, conv.input_size, strict=True)]
-        column = columns.get(tuple(place))
-        if column is None:
-            continue
+        column = columns.get(tuple(stands_at(p, n, conv) for p, n in zip(place, conv.input_size, strict=True)))
+        found += [] if column is None else [(row, flat(tap, conv.kernel_size), column)]
+    return found
+
+
+def dense_matrix(kernel: Tensor, conv: Convolution) -> Tensor:
+    """The convolution as a matrix, entry by entry from its definition."""
+    per_group, channels = kernel.shape[0] // conv.groups, kernel.shape[1]
+    rows, columns = math.prod(conv.output_size), math.prod(conv.input_size)
+    matrix = torch.zeros(kernel.shape[0], rows, channels * conv.groups, columns, dtype=torch.float64)
+    taps = kernel.flatten(2).double()
+    for row, tap, column in connections(conv):
         for g in range(conv.groups):
             filters, inputs = slice(g * per_group, (g + 1) * per_group), slice(g * channels, (g + 1) * channels)
-            matrix[filters, row, inputs, column] += kernel.flatten(2)[
-                filters, :, flat(tap, conv.kernel_size)
-            ].double()
+            matrix[filters, row, inputs, column] += taps[filters, :, tap]
     return matrix.flatten(2).flatten(0, 1)
 
 
