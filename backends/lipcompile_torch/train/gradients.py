@@ -9,10 +9,12 @@ from torch import Tensor, dtype, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..certify.constraints import Free
 from ..certify.precision import long_sum_slack, sum_slack, warn_of_sums
 from ..certify.sums import DEPTH
 from ..clip.clipping import sum_depth
 from ..distributed import ALONE, RankError, World, check_same
+from ..nn.constrained import constraints_of
 from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, NoiseSource, allocate
 from ..sharding import is_shard, settle
@@ -158,7 +160,9 @@ class LipschitzGradients:
         self._batch: object = None
         self._groups = [group.parameters for group in self.module.clips]
         self._proved = self._parameters.keys() - self.module.clipped_parameters
-        self._is_free = not self._proved and self.module.is_free
+        # Then no bound follows weights, and there is nothing to project.
+        constraints = constraints_of(self.module)
+        self._is_free = not self._proved and all(isinstance(constraints[p][0], Free) for p in self._parameters)
         self._stated = _stated(self.module)
         self.total = Reduction(self.module, world, self.module.clipped_parameters)
 

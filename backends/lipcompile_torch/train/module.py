@@ -15,7 +15,6 @@ from numpy import floating
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..certify.constraints import Free
 from ..certify.intervals import Interval, Number
 from ..certify.precision import working_slack
 from ..certify.projection import Amortised, project_
@@ -323,13 +322,6 @@ class LipschitzModule(nn.Module):
         """Let the next :meth:`project_` certify every weight in full, on all processes alike."""
         for _, known in self._amortised():
             known.forget()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether weights that are trained may be any finite numbers, so that there is nothing to project."""
-        return all(
-            isinstance(known.constraint, Free) for weight, known in self._amortised() if weight.requires_grad
-        )
 
     def _amortised(self) -> list[tuple[nn.Parameter, Amortised]]:
         return [pair for _, layer in self._constrained() for pair in layer.amortised()]
