@@ -15,6 +15,7 @@ import torch
 from lipcompile_torch import cache_features
 from lipcompile_torch.train.data import Arrays
 from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.features import fill_features, room_for_features
 from lipcompile_torch.train.training import EpochSummary, Progress, TrainConfig, train
 from torch.utils.data import TensorDataset
 
@@ -161,6 +162,24 @@ def test_a_data_set_of_features(tmp_path: Path) -> None:
         torch.testing.assert_close(model(kept.tensors[0]), model(kept.tensors[0].float()))
         found = model(kept.tensors[0])
     torch.testing.assert_close(found, model(x), rtol=0, atol=2e-3)
+
+
+def test_features_of_batches_in_threads_are_those_of_one(tmp_path: Path) -> None:
+    """Each thread works alone, and torch has as many threads as before after that."""
+    model = build(derive(tmp_path, FROZEN), tmp_path).float()
+    x, before = torch.rand(50, 1, 8, 8), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        room, more = room_for_features(model, 40), room_for_features(model, 10)
+        told: list[tuple[int, int]] = []
+        fill_features(model, [(x[:40], room), (x[40:], more)], 3, lambda *counts: told.append(counts))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat([room, more]).float(), model.frozen_features(x), rtol=0, atol=1e-3)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert told[-1] == (50, 50)
 
 
 def watch(model: Any, note: Callable[[torch.Tensor], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shlex
 import sys
@@ -24,6 +25,7 @@ from lipcompile_torch.train.ledger import LedgerRecord, read_ledger
 
 from lipcompile import __main__
 from lipcompile.cli.shared.progress import Watch
+from lipcompile.cli.shared.training import keep_freed_memory
 from lipcompile.version import __version__
 
 Capture = pytest.CaptureFixture[str]
@@ -311,3 +313,10 @@ def test_inputs_that_are_clipped_are_counted(capsys: Capture) -> None:
     np.savez("data.npz", x_train=x[:10], y_train=np.arange(10) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
     assert run("train model.lip --data data.npz --output other --accountant rdp --batch-size 5") == 0
     assert "clipped to it" not in capsys.readouterr().err
+
+
+def test_glibc_is_told_to_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other C library, which has no such option."""
+    assert keep_freed_memory() is (platform.libc_ver()[0] == "glibc")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("musl", "1.2"))
+    assert not keep_freed_memory()

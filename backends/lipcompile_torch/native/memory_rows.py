@@ -102,7 +102,7 @@ def in_threads(work: Callable[[Item], None], items: Sequence[Item]) -> None:
     """Do the work for all items, in as many threads as torch uses within an operation.
 
     Which thread takes which item, and when, must not matter. Torch and numpy let other threads run while they
-    compute.
+    compute. After an exception, as of a key that interrupts, no more items are begun.
     """
     waiting = deque(items)
 
@@ -112,7 +112,11 @@ def in_threads(work: Callable[[Item], None], items: Sequence[Item]) -> None:
                 item = waiting.popleft()
             except IndexError:
                 return
-            work(item)
+            try:
+                work(item)
+            except BaseException:
+                waiting.clear()
+                raise
 
     helpers = min(torch.get_num_threads(), len(items)) - 1
     if helpers < 1:

@@ -21,7 +21,7 @@ from .resampling import pad
 
 Array = NDArray[np.float64]
 _GAIN = pi / 3.1415  # kymatio divides by 2·3.1415·σ²
-_ENTRIES = 2**17  # of the largest intermediate on a CPU: about what a cache holds
+_ENTRIES = 2**18  # of the largest intermediate on a CPU: about what a cache holds
 _ON_DEVICES = 2**8  # times as many there, which would only wait for small ones
 
 

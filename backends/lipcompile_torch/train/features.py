@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from ..devices import is_processor
+from ..native.memory_rows import in_threads
 from .module import LipschitzModule
 
 __all__ = ["cache_features", "fill_features", "room_for_features", "worth_keeping"]
@@ -70,20 +73,43 @@ def worth_keeping(module: LipschitzModule, count: int) -> bool:
     return size * count * prod(module.features_shape) <= _MOST_BYTES
 
 
-@torch.no_grad()
 def fill_features(
     module: LipschitzModule,
     parts: Sequence[tuple[Tensor, Tensor]],
     batch_size: int = _BATCH,
     report: Report | None = None,
 ) -> None:
-    """Write the features of examples [N, *input_shape] into their room [N, *features_shape], part after part."""
-    device, done = next(module.parameters()).device, 0
+    """Write the features of examples [N, *input_shape] into their room [N, *features_shape].
+
+    On processors each thread works on a part of a batch: operations on one part are too small to share.
+    """
+    device, threads, lock, done = next(module.parameters()).device, torch.get_num_threads(), Lock(), 0
     planned = sum(len(x) for x, _ in parts)
-    for x, room in parts:
-        for start in range(0, len(x), batch_size):
-            some = slice(start, start + batch_size)
-            room[some] = module.frozen_features(x[some].to(device)).to(room)
-            done += len(x[some])
+    apart = is_processor(device) and planned > batch_size
+    size = -(-batch_size // threads) if apart else batch_size  # together they take the memory of a batch
+    pieces = [
+        (x[start : start + size], room[start : start + size])
+        for x, room in parts
+        for start in range(0, len(x), size)
+    ]
+
+    def fill(piece: tuple[Tensor, Tensor]) -> None:
+        nonlocal done
+        if apart:
+            torch.set_num_threads(1)  # of this thread
+        x, room = piece
+        with torch.no_grad():
+            room.copy_(module.frozen_features(x.to(device)))
+        with lock:
+            done += len(x)
             if report is not None:
                 report(done, planned)
+
+    try:
+        if apart:
+            in_threads(fill, pieces)
+        else:
+            for piece in pieces:
+                fill(piece)
+    finally:
+        torch.set_num_threads(threads)
