@@ -29,14 +29,15 @@ import torch
 from lipcompile_torch.certify.projection import Amortised
 from torch import nn
 
+from lipcompile.cli.shared.training import keep_freed_memory
+
 from .contestants import Task, start
 from .networks import NETWORKS, TINY
 
 MIB = 2**20
 _FIRST_STEPS = 5
 _LEAST_STEPS = 4  # of a turn, with the one that does not count
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
-_NEVER = 2**31 - 1
+_MMAP_THRESHOLD = -3  # of mallopt, in malloc.h
 
 
 @dataclass(frozen=True)
@@ -248,8 +249,7 @@ class _Memory:
     def keep_blocks(self) -> None:
         """Let glibc keep what is freed for what is allocated next."""
         if self._device.type != "cuda":
-            self._glibc.mallopt(_TRIM_THRESHOLD, _NEVER)
-            self._glibc.mallopt(_MMAP_THRESHOLD, _NEVER)
+            keep_freed_memory()
 
     def give_back(self) -> None:
         """Let the system have what is freed."""

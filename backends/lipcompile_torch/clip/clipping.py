@@ -109,7 +109,7 @@ def clipped(
         note: is given the norms n_i, [B] in float64.
     """
     whole = _at_once([joined(found, size) for found, size in zip(uses, entries, strict=True)])
-    small = [use for use in whole if isinstance(use, Summed) and use.entries <= _FEW]
+    small = [use for use in whole if isinstance(use, Summed) and use.entries <= FEW]
     together = [Summed(torch.cat([use.gradients.flatten(1) for use in small], 1))] if small else []
     apart = set(map(id, small))
     present: list[Use] = [use for use in whole if use is not None and id(use) not in apart] + [*together]
@@ -139,7 +139,7 @@ def clipped(
             yield known[id(use)] if id(use) in known else use.total(scaling)
 
 
-_FEW = 2**12
+FEW = 2**12
 """Entries of a parameter whose gradients are put beside those of others: to begin an operation takes longer."""
 
 

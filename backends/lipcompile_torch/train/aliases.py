@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..autograd import apply
-from ..clip.clipping import ClipGroup, ForwardPass, Note, Noted, group_gradients
+from ..clip.clipping import FEW, ClipGroup, ForwardPass, Note, Noted, group_gradients
 from ..clip.example_gradients import Clip
 from ..noise.masks import Masks
 from ..sharding import add_sum_, is_shard
@@ -93,10 +93,6 @@ class _GroupAliases(torch.autograd.Function):
         return None, None, *(aliases.handed_on(parameter, gradient) for parameter, gradient in found)
 
 
-_FEW = 2**12
-"""Entries of a gradient that is rounded together with others: to begin an operation takes longer."""
-
-
 def _rounded(gradients: Iterator[Tensor], parameters: Iterable[Tensor]) -> list[Tensor]:
     """Return gradients rounded to the dtypes of their parameters, but those of shards, which are summed before.
 
@@ -108,7 +104,7 @@ def _rounded(gradients: Iterator[Tensor], parameters: Iterable[Tensor]) -> list[
         is_part = gradient._base is not None and gradient._base.numel() > gradient.numel()
         if is_shard(parameter) or (gradient.dtype == parameter.dtype and not is_part):
             found.append(gradient)
-        elif gradient.numel() > _FEW:
+        elif gradient.numel() > FEW:
             found.append(gradient.to(parameter.dtype, copy=True))
         else:
             found.append(torch.empty_like(gradient, dtype=parameter.dtype))

@@ -149,15 +149,15 @@ def check_unchanged(
         )
 
 
-def check_weights(parameters: Mapping[str, nn.Parameter], are_finite: bool) -> None:
+def check_weights(parameters: Mapping[str, nn.Parameter], norms: Mapping[str, float]) -> None:
     """Refuse a step from weights that are not finite: it would spend the budget on noise alone.
 
     Args:
         parameters: trainable, by name.
-        are_finite: each entry is known to be finite; else they are looked at one by one.
+        norms: of those that no projection has looked at; one that overflows says nothing.
     """
-    for name, parameter in parameters.items():
-        if not are_finite and not bool(local(parameter.detach()).isfinite().all()):
+    for name, norm in norms.items():
+        if not math.isfinite(norm) and not bool(local(parameters[name].detach()).isfinite().all()):
             raise PrivacyError(
                 f"{name} contains NaN or infinity: training diverged, or what was loaded is damaged; go on from "
                 "an earlier checkpoint, with a smaller learning rate"
@@ -232,15 +232,15 @@ class Measured:
 
     Args:
         unchanged: the parameters are what they were before.
-        are_finite: the sum of the norms of the parameters is finite, so that each entry is.
         flow: what flowed back.
+        weights: norms of the parameters that were asked for, by name.
         norms: Euclidean norm of each gradient that is not missing, by name, of a sharded one that of the shard.
         altered: names of gradients whose norms are not those that they arrived with.
     """
 
     unchanged: bool
-    are_finite: bool
     flow: Flow
+    weights: dict[str, float]
     norms: dict[str, float]
     altered: set[str]
 
@@ -251,6 +251,7 @@ def measure(
     before: Contents,
     gate: GateRecord,
     arrived: Mapping[str, Tensor],
+    weights: Mapping[str, nn.Parameter],
 ) -> Measured:
     """Measure everything, and wait for the device once.
 
@@ -258,17 +259,18 @@ def measure(
         module: what `before` was read from.
         parameters: whose gradients are measured.
         arrived: norms of gradients when they arrived, by name.
+        weights: whose norms are measured as well.
     """
     now, norms = current_contents(module), _norms(parameters)
-    weights = _gathered(norms_of(list(parameters.values()))).sum()
-    values = [now.differs(before), weights, *_flowed(gate), *norms.values(), *arrived.values()]
-    different, sizes, foreign, largest, *lengths = _fetched(values)
+    sizes = norms_of(list(weights.values()))
+    values = [now.differs(before), *_flowed(gate), *norms.values(), *arrived.values(), *sizes]
+    different, foreign, largest, *lengths = _fetched(values)
     unchanged = different == 0.0 and now.forms == before.forms
     flow = Flow(gate.examples, foreign, largest)
-    found = dict(zip(norms, lengths, strict=False))
-    first = dict(zip(arrived, lengths[len(norms) :], strict=True))
+    left = iter(lengths)
+    found, first, own = (dict(zip(names, left, strict=False)) for names in (norms, arrived, weights))
     altered = {name for name, norm in first.items() if repr(norm) != repr(found.get(name))}  # NaN is itself
-    return Measured(unchanged, math.isfinite(sizes), flow, found, altered)
+    return Measured(unchanged, flow, own, found, altered)
 
 
 def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:

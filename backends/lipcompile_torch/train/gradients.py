@@ -239,10 +239,11 @@ class LipschitzGradients:
         own_slack = max(checks.slack(self._parameters), module.gate.slack) + self._long_sums()
         self.total.check()
         arrived = self._watch.norms
-        measured = checks.measure(module, self._parameters, self._contents, module.gate, arrived)
+        weights = self._parameters if self._is_free else {}  # others were projected, which looks at them
+        measured = checks.measure(module, self._parameters, self._contents, module.gate, arrived, weights)
         self._norms, self._altered = measured.norms, measured.altered
         checks.check_unchanged(module, self._optimizer, self._parameters, measured.unchanged)
-        checks.check_weights(self._parameters, measured.are_finite)
+        checks.check_weights(self._parameters, measured.weights)
         self._check_settings()
         self._watch.check_hooks()
         checks.check_bounds(self._parameters, bounds)
