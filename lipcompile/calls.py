@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | Sequence[int]
 
 
+# Codes of operations without a rule. Gradients of whole modules need none.
+_NO_RULE = {"LIP100", "LIP110", "LIP121", "LIP308"}
+
+
 def private(
     module: Module,
     example: Example,
@@ -73,8 +77,21 @@ def private(
         ...     optimizer.step()
     """
     chosen = model_options(loss=loss, bounds=bounds, **options)
-    derivation, text = _emitted(module, example, chosen, verify=verify_import)
+    try:
+        derivation, text = _emitted(module, example, chosen, verify=verify_import)
+    except InputError as error:
+        raise error if bounds == "theorem" else _with_whole_gradients(error) from None
     return instantiate(Path(f"{derivation.source.name}.py"), text)
+
+
+def _with_whole_gradients(error: InputError) -> InputError:
+    """Name the way to train what no rule covers; return other errors as they are."""
+    errors = [found for found in error.diagnostics if found.severity == Severity.ERROR]
+    if not {found.code for found in errors} <= _NO_RULE:
+        return error
+    way = "PrivacyEngine.make_private_by_clipping may train it as it is, with a whole gradient for each example"
+    found = replace(errors[-1], help=f"{errors[-1].help}; {way}" if errors[-1].help else way)
+    return InputError((*errors[:-1], found), error.source)
 
 
 def compile(  # noqa: A001  (the name of the command)

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def rewritten() -> Iterator[None]:
-    """Trace distances, leaky slopes, bags of rows and attention of one head as what they are computed from."""
+    """Trace distances, products, leaky slopes, bags of rows and attention of one head as what they consist of."""
     import torch
     from torch.nn import functional
 
     with ExitStack() as stack:
         for home, write in (
             (torch, _cdist),
+            (torch, _einsum),
             (functional, _rrelu),
             (functional, _embedding_bag),
             (functional, _scaled_dot_product_attention),
@@ -54,6 +55,20 @@ def _cdist(given: Mapping[str, Any]) -> Tensor:
     """Distances of rows, as norms of differences."""
     differences: Tensor = given["x1"].unsqueeze(-2) - given["x2"].unsqueeze(-3)
     return differences.norm(given["p"], -1)  # type: ignore[no-any-return]
+
+
+def _einsum(given: Mapping[str, Any]) -> Tensor | None:
+    """Three operands or more, from the left: of the first two, the letters are kept that are used later."""
+    import torch
+
+    equation, *operands = given["args"]
+    if not isinstance(equation, str) or len(operands) < 3 or "..." in equation or "->" not in equation:
+        return None
+    inputs, output = equation.replace(" ", "").split("->")
+    first, second, *others = inputs.split(",")
+    kept = "".join(sorted({*first, *second} & set("".join((*others, output)))))
+    product = torch.einsum(f"{first},{second}->{kept}", *operands[:2])
+    return torch.einsum(f"{','.join((kept, *others))}->{output}", product, *operands[2:])
 
 
 def _rrelu(given: Mapping[str, Any]) -> Tensor | None:

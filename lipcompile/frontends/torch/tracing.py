@@ -187,13 +187,15 @@ def _program(module: Module, examples: Sequence[Example]) -> ExportedProgram:
 
 
 def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, attempt: int = 0) -> ExportedProgram:
+    from torch.backends import opt_einsum
     from torch.export import Dim, export
 
     size = next(islice(_batch_sizes(module, examples), attempt, None))
     args, kwargs = batch(module, examples, size)
     axis = {0: Dim.DYNAMIC}
     open_axes = (tuple(axis for _ in args), dict.fromkeys(kwargs, axis)) if is_open else None
-    with silence(), rewritten(), _out_of_place(module):
+    # The order of three or more factors would depend on their sizes, that of the batch among them.
+    with silence(), rewritten(), _out_of_place(module), opt_einsum.flags(enabled=False):
         return export(module, args, kwargs, dynamic_shapes=_by_name(module, open_axes), strict=False)
 
 

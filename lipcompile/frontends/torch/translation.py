@@ -179,7 +179,7 @@ def _untranslated(program: ExportedProgram, error: Exception) -> Untraceable:
     calls = [node for node in program.graph.nodes if _is_call(node.target, name)]
     message = f"unsupported op {name}: ONNX has no operator for it"
     help_line = "replace it, or leave it out"
-    if _reached(program).isdisjoint(calls):
+    if calls and _reached(program).isdisjoint(calls):
         help_line = "keep the weight that it computes: torch.nn.utils.parametrize.remove_parametrizations"
     at = traced_line(str(calls[0].meta.get("stack_trace"))) if calls else None
     return Untraceable(Diagnostic("LIP100", message, help_line, op=name, location=at))
