@@ -410,6 +410,11 @@ def _whitened_scattering(s: Any) -> Any:
     return (s.channels, *grid)
 
 
+def _mirrored_scattering(s: Any) -> Any:
+    channels, height, width = _whitened_scattering(s)
+    return (channels, height, -(-width // 2))
+
+
 def _on_the_sphere(s: Any, x: Sequence[Extent]) -> Bounds:
     return [1, 1, 1]
 
@@ -459,6 +464,7 @@ REDUCE: dict[str, Any] = {
     "l2": _euclidean,
 }
 KEEP = "axes:i* keep:flag"
+WHITENED = "channels:n source:leaves|strokes scales:n angles:n floor:q+ power:q0 images:n"
 WINDOW = "kernel:n* stride:n* padding:pads* dilation:n* ceil_mode:flag"
 # fmt: off
 POOL_OPS = {
@@ -488,8 +494,8 @@ POOL_OPS = {
     "hsv": Op("", _picture, _hued, None),
     "scattering2d": scaling("scales:n angles:n order:n", _coefficients, lambda s, x: [s.norm],
                             conditions=_scattered),
-    "whitened_scattering2d": Op("channels:n source:leaves|strokes scales:n angles:n floor:q+ power:q0 images:n",
-                                _whitened_scattering, _on_the_sphere, None),
+    "whitened_scattering2d": Op(WHITENED, _whitened_scattering, _on_the_sphere, None),
+    "mirrored_scattering2d": Op(WHITENED, _mirrored_scattering, _on_the_sphere, None),
     "whitened_patches": Op("size:n stride:n floor:q+ power:q0 images:n", _whitened_patches, _on_the_sphere, None),
 }
 # fmt: on

@@ -109,11 +109,13 @@ TIED: Mapping[str, str] = {
     "dense_transpose": "layers.TiedDense(transposed=True){features:-}",
 }
 # Of nodes without parameters: what constructs the layer that holds their constants.
+_OF_SCATTERING = (
+    "({example}, {scales}, {angles}, source={source}, floor={floor:a}, power={power}, channels={channels}, "
+    "images={images})"
+)
 HOLDERS: Mapping[str, str] = {
-    "whitened_scattering2d": (
-        "layers.WhitenedScattering2d({example}, {scales}, {angles}, source={source}, floor={floor:a}, "
-        "power={power}, channels={channels}, images={images})"
-    ),
+    "whitened_scattering2d": f"layers.WhitenedScattering2d{_OF_SCATTERING}",
+    "mirrored_scattering2d": f"layers.MirroredScattering2d{_OF_SCATTERING}",
     "whitened_patches": (
         "layers.WhitenedPatches({example}, {size}, {stride}, floor={floor:a}, power={power}, images={images})"
     ),

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 from lipcompile_torch.nn.functional import scattering2d
-from lipcompile_torch.nn.layers import WhitenedScattering2d
+from lipcompile_torch.nn.layers import MirroredScattering2d, WhitenedScattering2d
 from lipcompile_torch.nn.whitening import Source
 from numpy.typing import NDArray
 from torch import Tensor
@@ -51,25 +51,25 @@ def _decoded(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> Images:
 
 
 @torch.no_grad()
-def scattered(images: Images) -> NDArray[np.float16]:
+def scattered(images: Images, *, centred: bool) -> NDArray[np.float16]:
     """Return scattering coefficients [N, C·81, H/4, W/4]: two scales, eight angles, two orders."""
     parts = [torch.from_numpy(images[i : i + _ROWS]).float() / 255 for i in range(0, len(images), _ROWS)]
-    return np.concatenate([scattering2d(part, 2, 8).half().numpy() for part in parts])
+    return np.concatenate([scattering2d(part, 2, 8, centred=centred).half().numpy() for part in parts])
 
 
-def kept(folder: Path, name: str, images: Images) -> NDArray[np.float16]:
+def kept(folder: Path, name: str, images: Images, *, centred: bool) -> NDArray[np.float16]:
     """Return `scattered(images)`, from a file of the folder if it is there."""
-    path = folder / f"{name}_scattering.npy"
+    path = folder / f"{name}_scattering{'_centred' * centred}.npy"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        np.save(path, scattered(images))
+        np.save(path, scattered(images, centred=centred))
     found: NDArray[np.float16] = np.load(path, mmap_mode="r")
     return found
 
 
 @dataclass(frozen=True)
 class Whitening:
-    """What the layer `whitened_scattering2d` does to scattering coefficients.
+    """What the layer `whitened_scattering2d`, or `mirrored_scattering2d`, does to scattering coefficients.
 
     Args:
         source, floor, power, channels: of the layer.
@@ -79,11 +79,13 @@ class Whitening:
     floor: float = 0.01
     power: float = 0.25
     channels: int = 128
+    mirrored: bool = False
 
     def fitted(self, shape: tuple[int, int, int]) -> Map:
         """Return the map for images [C, H, W]."""
         own = {"source": self.source, "floor": self.floor, "power": self.power, "channels": self.channels}
-        return Map(WhitenedScattering2d(shape, 2, 8, images=_SYNTHETIC, **own))  # type: ignore[arg-type]
+        layer = MirroredScattering2d if self.mirrored else WhitenedScattering2d
+        return Map(layer(shape, 2, 8, images=_SYNTHETIC, **own))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,6 @@ class Map:
     @torch.no_grad()
     def __call__(self, coefficients: NDArray[np.float16]) -> Tensor:
         """Return features [N, D], float32."""
-        out = torch.empty(len(coefficients), len(self.layer.matrix) * int(np.prod(coefficients.shape[2:])))
-        for i in range(0, len(out), _ROWS):
-            x = torch.from_numpy(np.array(coefficients[i : i + _ROWS])).float()
-            out[i : i + _ROWS] = self.layer.whitened(self.layer.logarithms(x)).flatten(1)
-        return out
+        parts = (coefficients[i : i + _ROWS] for i in range(0, len(coefficients), _ROWS))
+        entries = (self.layer.logarithms(torch.from_numpy(np.array(part)).float()) for part in parts)
+        return torch.cat([self.layer.whitened(part).flatten(1) for part in entries])

@@ -19,7 +19,10 @@ from lipcompile.ops.normalisation.rules import squared_slope
 # The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
 _LOSS, _INPUT = "LIP21", "LIP20"
 # Ops without parameters that stand in the place of layers with frozen ones.
-_TRANSFORMS = ("colour_space", "hsv", "scattering2d", "whitened_scattering2d", "whitened_patches")
+_TRANSFORMS = (
+    *("colour_space", "hsv", "scattering2d"),
+    *("whitened_scattering2d", "mirrored_scattering2d", "whitened_patches"),
+)
 # Of the names of layers that are shown.
 _MOST_SHOWN = 8
 # Losses that turn logits into probabilities themselves.

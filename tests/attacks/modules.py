@@ -27,7 +27,8 @@ from .families.losses import image, one, table
 
 LARGEST = 96
 JUMPS = ("sign", "hard_shrink")
-UNTRAINED = ("hsv", "whitened_scattering2d", "whitened_patches")  # nothing before them is: see their own tests
+# Nothing before them is trained: see their own tests.
+UNTRAINED = ("hsv", "whitened_scattering2d", "mirrored_scattering2d", "whitened_patches")
 CELLS = ("rnn", "gru", "lstm")
 MERGES = ("concat", "add", "mean", "multiply", "maximum", "minimum")
 # Arguments that are numbers, by name: what they may be. Others lie between 1/4 and 2.

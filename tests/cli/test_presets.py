@@ -51,7 +51,8 @@ def test_one_command_trains_and_its_model_trains_again(
     assert float(out.split("test accuracy ")[1].split("%")[0]) > 80
     assert "δ = 0.01" in out
     assert run("train run/model.lip --data data.npz --accountant rdp --output again") == 0
-    assert Path("run/model.py").read_text().count("WhitenedScattering2d") == 1
+    layer = "MirroredScattering2d" if last else "WhitenedScattering2d"
+    assert Path("run/model.py").read_text().count(layer) == 1
     assert run("verify run/model.py") == 0
     assert run("new data.npz --preset images --epsilon 50 --output new.lip") == 0
     assert Path("new.lip").read_text() == Path("run/model.lip").read_text()
@@ -165,4 +166,4 @@ def test_tuned_presets_are_those_of_the_table() -> None:
     assert "whitened_scattering2d(81, source=strokes, scales=2, power=0.4)" in grey
     assert "epochs=20" in colour
     assert "sgd(lr=20, momentum=0.9)" in colour
-    assert "whitened_scattering2d(128, source=leaves, scales=2, power=0.25)" in colour
+    assert "mirrored_scattering2d(96, source=leaves, scales=2, power=0.3)" in colour

@@ -42,8 +42,9 @@ def test_inputs_are_maps_of_one_example_within_the_length_that_the_module_trusts
     images[1], images[2] = 0, 255
     if kind == "features":
         features = module("image_features")
-        fitted = features.Whitening("leaves", channels=20).fitted((channels, size, size))
-        together, alone = (fitted(features.scattered(x)) for x in (images, images[3:4]))
+        mirrored = channels == 3
+        fitted = features.Whitening("leaves", channels=20, mirrored=mirrored).fitted((channels, size, size))
+        together, alone = (fitted(features.scattered(x, centred=mirrored)) for x in (images, images[3:4]))
     else:
         patches = module("image_patches").Patches()
         together, alone = patches(images), patches(images[3:4])

@@ -356,7 +356,7 @@ def _copies(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # 
 
 
 # What ends in a ball that is all that is claimed: what was rounded before does not count.
-_CLIPPED = ("whitened_scattering2d", "whitened_patches")
+_CLIPPED = ("whitened_scattering2d", "mirrored_scattering2d", "whitened_patches")
 _PRODUCTS = ("multiply", "matmul")
 CONVENTIONS = (
     *("softmax", "log_softmax", "logsumexp", "attention", "dot_product_attention", "scattering2d", "lp_pool"),

@@ -22,6 +22,7 @@ from .resampling import pad
 from .token_layers import Attention as Attention
 from .token_layers import ClassToken as ClassToken
 from .token_layers import Embedding as Embedding
+from .whitening import MirroredScattering2d as MirroredScattering2d
 from .whitening import WhitenedPatches as WhitenedPatches
 from .whitening import WhitenedScattering2d as WhitenedScattering2d
 

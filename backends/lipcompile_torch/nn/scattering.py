@@ -27,12 +27,17 @@ _ON_DEVICES = 2**8  # times as many there, which would only wait for small ones
 
 @dataclass(frozen=True)
 class _Bank:
-    """The filters for images of `height` by `width` before they are padded."""
+    """The filters for images of `height` by `width` before they are padded.
+
+    Args:
+        centred: the middle of the outputs is that of the image.
+    """
 
     height: int
     width: int
     scales: int
     angles: int
+    centred: bool = False
 
     def padded(self, size: int) -> int:
         """Length of a padded axis: a multiple of 2^J, with at least one position of the output on both sides."""
@@ -49,12 +54,16 @@ class _Bank:
         return extra // 2, extra - extra // 2
 
 
-def scattering2d(x: Tensor, scales: int, angles: int = 8, order: int = 2) -> Tensor:
+def scattering2d(x: Tensor, scales: int, angles: int = 8, order: int = 2, *, centred: bool = False) -> Tensor:
     """Return the scattering coefficients of images [B, C, H, W] as [B, C·K, H//2^J, W//2^J], J = ``scales``.
 
     K = 1 + J·L for ``order`` 1 and 1 + J·L + L²·J(J-1)/2 for 2, L = ``angles``: the mean, what one wavelet leaves,
     by scale and angle, and what two leave, by the first's scale and angle, then the second's. Images are padded
     by reflection. Half precision is computed in float32.
+
+    Outputs lie at the pixels 0, 2^J, 2·2^J, … of an image whose sizes are multiples of 2^J. If ``centred``, their
+    middle is that of the image: then a mirrored image has the coefficients of :func:`mirrored_order`, mirrored,
+    but for aliasing.
 
     Formal guarantees: one image at a time; the Lipschitz constant and ‖output‖/‖x‖ are certified by the compiler.
 
@@ -66,7 +75,7 @@ def scattering2d(x: Tensor, scales: int, angles: int = 8, order: int = 2) -> Ten
             f"a scattering of an example of shape {tuple(x.shape[1:])} cannot have {scales=}, {angles=}, {order=}"
         )
     batch, channels, height, width = x.shape
-    bank = _Bank(height, width, scales, angles)
+    bank = _Bank(height, width, scales, angles, centred)
     working = x.to(torch.promote_types(x.dtype, torch.float32))
     shape = (batch, channels * bank.coefficients(order), height >> scales, width >> scales)
     images = pad(working.flatten(0, 1), (bank.sides(height), bank.sides(width)), "reflect")
@@ -76,6 +85,18 @@ def scattering2d(x: Tensor, scales: int, angles: int = 8, order: int = 2) -> Ten
     most = max(entries // (images.shape[-2] * images.shape[-1] * angles), 1)
     parts = [torch.cat(list(_scattered(part, bank, order)), dim=1) for part in torch.split(images, most)]
     return torch.cat(parts).to(x.dtype).reshape(shape)
+
+
+@lru_cache(maxsize=16)
+def mirrored_order(coefficients: int, scales: int, angles: int) -> Tensor:
+    """Return which of C·K coefficients of order 2 is that of the mirror image: angles θ become -θ."""
+    turned = (2 * int(angles / 2 - 1) - torch.arange(angles)) % angles
+    orders = [1, scales * angles, *(angles**2 * later for later in range(scales - 1, 0, -1))]
+    mean, first, *second = torch.split(torch.arange(sum(orders)), orders)
+    waves = first.view(scales, angles)[:, turned]
+    pairs = [found.view(angles, -1, angles)[turned][:, :, turned] for found in second]
+    image = torch.cat([mean, waves.flatten(), *(found.flatten() for found in pairs)])
+    return (torch.arange(0, coefficients, len(image))[:, None] + image).flatten()
 
 
 def _scattered(images: Tensor, bank: _Bank, order: int) -> Iterator[Tensor]:
@@ -151,11 +172,13 @@ def _gabor(down: Array, along: Array, sigma: float, theta: float, centre: float,
 @lru_cache(maxsize=256)
 def _lowpass(bank: _Bank, size: int, level: int) -> Array:
     """Return what averages an axis that holds every 2^level-th position, [outputs, positions]."""
-    places, step = bank.padded(size) >> level, 2 ** (bank.scales - level)
+    places, step = bank.padded(size) >> level, 2**bank.scales
     sigma = 0.8 * 2 ** (bank.scales - 1)
     frequencies = _frequencies(bank.padded(size), level)
     spectrum = sum(np.exp(-(sigma**2) / 2 * (frequencies + tau * i) ** 2) for i in range(-2, 3))
-    response = np.fft.ifft(np.sqrt(_GAIN) * spectrum).real
-    outputs = np.arange(1, places // step - 1)
-    found: Array = response[(outputs[:, None] * step - np.arange(places)) % places]
+    outputs = np.arange(step, bank.padded(size) - step, step)
+    if bank.centred:
+        outputs = outputs - outputs.mean() + bank.sides(size)[0] + (size - 1) / 2
+    away = outputs[:, None] - np.arange(places) * 2**level
+    found: Array = (np.sqrt(_GAIN) * spectrum * np.cos(frequencies * away[..., None])).mean(-1)
     return found

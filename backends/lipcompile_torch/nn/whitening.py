@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
 from .functional import clip_norm
-from .scattering import scattering2d
+from .scattering import mirrored_order, scattering2d
 from .synthetic_images import leaves, strokes
 
 Source = Literal["leaves", "strokes"]
@@ -76,6 +76,8 @@ class WhitenedScattering2d(_Whitened):
         images: how many synthetic images.
     """
 
+    mirrored: ClassVar[bool] = False
+
     def __init__(
         self,
         shape: Shape,
@@ -88,16 +90,27 @@ class WhitenedScattering2d(_Whitened):
         channels: int,
         images: int,
     ) -> None:
-        super().__init__(_of_scattering(shape, scales, angles, source, floor, power, channels, images))
+        own = source, floor, power, channels, images
+        super().__init__(_of_scattering(self.mirrored, shape, scales, angles, *own))
         self.scales, self.angles, self.floor = scales, angles, floor
 
     def entries(self, x: Tensor) -> Tensor:
         """Return logarithms of coefficients."""
-        return self.logarithms(scattering2d(x, self.scales, self.angles))
+        return self.logarithms(scattering2d(x, self.scales, self.angles, centred=self.mirrored))
 
     def logarithms(self, coefficients: Tensor) -> Tensor:
         """Return those of coefficients [B, E, h, w], which rounding may have made negative."""
-        return _logarithms(coefficients, self.floor)
+        return _logarithms(coefficients, self.scales, self.angles, self.floor, self.mirrored)
+
+
+class MirroredScattering2d(WhitenedScattering2d):
+    """Features that an image and its mirror image, from left to right, have in common, but for aliasing.
+
+    Logarithms of coefficients of the two are added up before they are whitened. The left half holds all that there
+    is: the output is [B, D, h, ⌈w/2⌉]. Arguments are those of :class:`WhitenedScattering2d`.
+    """
+
+    mirrored = True
 
 
 class WhitenedPatches(_Whitened):
@@ -120,8 +133,13 @@ class WhitenedPatches(_Whitened):
         return _patches(x, self.size, self.stride, self.floor)
 
 
-def _logarithms(coefficients: Tensor, floor: float) -> Tensor:
-    return torch.log(coefficients.clamp_min(0) + floor)
+def _logarithms(coefficients: Tensor, scales: int, angles: int, floor: float, mirrored: bool) -> Tensor:
+    """Return those of coefficients [B, E, h, w], or, [B, E, h, ⌈w/2⌉], added to those of mirrored images."""
+    found = torch.log(coefficients.clamp_min(0) + floor)
+    if not mirrored:
+        return found
+    other = found[:, mirrored_order(found.shape[1], scales, angles)].flip(3)
+    return (found + other)[..., : (found.shape[3] + 1) // 2]
 
 
 def _patches(x: Tensor, size: int, stride: int, floor: float) -> Tensor:
@@ -135,11 +153,20 @@ def _patches(x: Tensor, size: int, stride: int, floor: float) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _of_scattering(
-    shape: Shape, scales: int, angles: int, source: Source, floor: float, power: float, channels: int, images: int
+    mirrored: bool,
+    shape: Shape,
+    scales: int,
+    angles: int,
+    source: Source,
+    floor: float,
+    power: float,
+    channels: int,
+    images: int,
 ) -> Constants:
     """Return the constants of :class:`WhitenedScattering2d`."""
     drawn = _synthetic(source, images, shape, seed=1)
-    entries = _all_of(drawn, lambda x: _logarithms(scattering2d(x, scales, angles), floor))
+    kept = partial(_logarithms, scales=scales, angles=angles, floor=floor, mirrored=mirrored)
+    entries = _all_of(drawn, lambda x: kept(scattering2d(x, scales, angles, centred=mirrored)))
     mean = entries.mean((0, 2))[:, None]
     values, vectors = _spectrum(entries - mean)
     directions = (vectors * (values.clamp_min(0) + _LEAST) ** -power).T[-channels:]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import tau
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lipcompile.core.graph import Node
 from lipcompile.core.record import Shape
@@ -39,33 +40,32 @@ class _Cascade:
     """Writes the steps of a cascade. A tensor of level l holds every 2^l-th position of padded images [..., h, w].
 
     sizes: of an image before it is padded.
+    centred: the middle of the outputs is that of the image.
     """
 
     writer: Writer
     bank: Scattering2d
     sizes: Shape
+    centred: bool
     _waves: dict[int, Complex] = field(default_factory=dict)
 
     def coefficients(self, image: str, lead: Shape) -> Iterator[str]:
         """Yield the coefficients of padded images [*lead, h, w], order after order."""
-        spectrum = self._spectrum(image, 0)
-        yield self._averaged(spectrum, 0, (*lead, 1))
-        later = []
+        mean = self._averaged(image, 0)
+        yield self.writer.reshape(mean, (*lead, 1, *self._grid(self.bank.scales, border=True)))
+        spectrum, later = self._spectrum(image, 0), []
         for scale in range(self.bank.scales):
             moduli = self._moduli(spectrum, 0, scale, lead)
-            first = (*lead, self.bank.angles)
-            again = self._spectrum(moduli, scale)
-            yield self._averaged(again, scale, first)
+            yield self._averaged(moduli, scale)
             if self.bank.order == 2 and scale + 1 < self.bank.scales:
-                later.append(self._second(again, scale, first))
+                later.append(self._second(self._spectrum(moduli, scale), scale, (*lead, self.bank.angles)))
         yield from later
 
     def _second(self, spectrum: Complex, scale: int, first: Shape) -> str:
         """Return what wavelets of larger scales leave of moduli [*first, h, w], by angle of the first."""
         found = []
         for after in range(scale + 1, self.bank.scales):
-            moduli = self._moduli(spectrum, scale, after, first)
-            found.append(self._averaged(self._spectrum(moduli, after), after, (*first, self.bank.angles)))
+            found.append(self._averaged(self._moduli(spectrum, scale, after, first), after))
         joined = found[0] if len(found) == 1 else self.writer.op("Concat", *found, axis=len(first) + 1)
         count = self.bank.angles**2 * len(found)
         shape = (*first[:-1], count, *self._grid(self.bank.scales, border=True))
@@ -135,22 +135,44 @@ class _Cascade:
         squares = [self.writer.op("Mul", part, part) for part in self._inverse(folded, scale)]
         return self.writer.op("Sqrt", self.writer.op("Add", *squares))
 
-    def _averaged(self, z: Complex, level: int, lead: Shape) -> str:
-        """φ * u at every 2^J-th position, without the border, [*lead, h, w]."""
-        response = lowpass(self.bank, frequencies(self.bank, self.sizes, level))
-        real, imaginary = (self.writer.reshape(part, (*lead, *self._grid(level))) for part in z)
-        folded = self._filtered((real, imaginary), response, level, self.bank.scales, lead)
-        whole, _ = self._inverse(folded, self.bank.scales)
-        for axis, size in enumerate(self._grid(self.bank.scales), start=len(lead)):
-            whole = self.writer.part(whole, axis, 1, size - 1)
-        return whole
+    def _averaged(self, u: str, level: int) -> str:
+        """φ * u at every 2^J-th position, without the border: columns, then rows."""
+        down, along = (self._means(size, level).astype(np.float32) for size in self.sizes)
+        columns = self.writer.op("MatMul", u, self.writer.constant(along.T))
+        return self.writer.op("MatMul", self.writer.constant(down), columns)
+
+    def _means(self, size: int, level: int) -> Array:
+        """Return what filters an axis that holds every 2^level-th position, [outputs, positions]."""
+        zero, (_, at) = np.zeros((1, 1)), frequencies(self.bank, (size, size), level)
+        response = lowpass(self.bank, (zero, at)) / np.sqrt(lowpass(self.bank, (zero, zero)))
+        step, padded_size = 2**self.bank.scales, self.bank.padded(size)
+        outputs = np.arange(step, padded_size - step, step)
+        if self.centred:
+            outputs = outputs - outputs.mean() + self.bank.padding(size)[0] + (size - 1) / 2
+        away = outputs[:, None] - np.arange(0, padded_size, 2**level)
+        found: Array = (response * np.cos(at * away[..., None])).mean(-1)
+        return found
 
 
-def coefficients(writer: Writer, bank: Scattering2d, x: str, example: Shape, shape: Shape) -> str:
+def mirrored(bank: Scattering2d) -> NDArray[np.int64]:
+    """Return which coefficient of an image is that of its mirror image: angles θ become -θ."""
+    turned = (2 * int(bank.angles / 2 - 1) - np.arange(bank.angles)) % bank.angles
+    waves = np.arange(bank.scales * bank.angles).reshape(-1, bank.angles)[:, turned]
+    blocks, start = [np.zeros(1, dtype=np.int64), 1 + waves.ravel()], 1 + waves.size
+    for later in range(bank.scales - 1, 0, -1):
+        pairs = np.arange(bank.angles**2 * later).reshape(bank.angles, later, bank.angles)
+        blocks.append(start + pairs[turned][:, :, turned].ravel())
+        start += pairs.size
+    return np.concatenate(blocks)
+
+
+def coefficients(
+    writer: Writer, bank: Scattering2d, x: str, example: Shape, shape: Shape, *, centred: bool = False
+) -> str:
     """Return the coefficients of images `example`, as examples of this shape."""
     channels, *sizes = example
     image = padded(writer, x, [bank.padding(size) for size in sizes], "reflect", 3)
-    found = _Cascade(writer, bank, tuple(sizes)).coefficients(image, (channels,))
+    found = _Cascade(writer, bank, tuple(sizes), centred).coefficients(image, (channels,))
     return writer.reshape(writer.op("Concat", *found, axis=2), shape)
 
 

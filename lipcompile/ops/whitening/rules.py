@@ -21,6 +21,7 @@ _MOST_IMAGES = 100_000
 class WhitenedScattering2d:
     """Logarithms of scattering coefficients of order 2, less their means over `images` synthetic images, along the
     `channels` directions of the most variance, with variances λ scaled by λ^-power; the whole of length 1.
+    `mirrored_scattering2d` adds those of the mirrored image to them first.
     """
 
     channels: int = 128
@@ -45,17 +46,27 @@ class WhitenedPatches:
     images: int = 2000
 
 
-def whitened_scattering_shape(attributes: WhitenedScattering2d, inputs: tuple[Shape, ...]) -> Shape:
-    """[c, h, w] -> [channels, h//2^J, w//2^J]."""
+def _scattering_shape(name: str, attributes: WhitenedScattering2d, inputs: tuple[Shape, ...]) -> Shape:
     bank = Scattering2d(attributes.scales, attributes.angles)
     coefficients, *grid = scattering_shape(bank, inputs)
-    _check(attributes, inputs[0], "whitened_scattering2d")
+    _check(attributes, inputs[0], name)
     if attributes.source == "strokes" and inputs[0][0] != 1:
         raise Refusal("LIP102", "strokes are grey, but these images have 3 channels", "write source=leaves")
     if attributes.channels > coefficients:
         message = f"the scattering has {coefficients} coefficients, not {attributes.channels}"
         raise Refusal("LIP103", message, f"write channels={coefficients}, or fewer")
     return (attributes.channels, *grid)
+
+
+def whitened_scattering_shape(attributes: WhitenedScattering2d, inputs: tuple[Shape, ...]) -> Shape:
+    """[c, h, w] -> [channels, h//2^J, w//2^J]."""
+    return _scattering_shape("whitened_scattering2d", attributes, inputs)
+
+
+def mirrored_scattering_shape(attributes: WhitenedScattering2d, inputs: tuple[Shape, ...]) -> Shape:
+    """[c, h, w] -> [channels, h//2^J, ⌈(w//2^J)/2⌉]."""
+    channels, height, width = _scattering_shape("mirrored_scattering2d", attributes, inputs)
+    return (channels, height, (width + 1) // 2)
 
 
 def whitened_patches_shape(attributes: WhitenedPatches, inputs: tuple[Shape, ...]) -> Shape:
@@ -98,5 +109,6 @@ def _whitened(name: str, attributes: type[Any], shape: ShapeRule[Any]) -> AnyOp:
 
 OPS: tuple[AnyOp, ...] = (
     _whitened("whitened_scattering2d", WhitenedScattering2d, whitened_scattering_shape),
+    _whitened("mirrored_scattering2d", WhitenedScattering2d, mirrored_scattering_shape),
     _whitened("whitened_patches", WhitenedPatches, whitened_patches_shape),
 )

@@ -11,11 +11,12 @@ from math import prod
 import numpy as np
 
 from lipcompile.core.graph import Node
+from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.emitters.onnx.writer import Emit, Writer
 from lipcompile.emitters.torch.pieces import Layer, Parameters, above, nearest
-from lipcompile.ops.scattering.rules import Scattering2d
-from lipcompile.ops.scattering.write import coefficients
+from lipcompile.ops.scattering.rules import Scattering2d, scattering_shape
+from lipcompile.ops.scattering.write import coefficients, mirrored
 
 # As Python
 
@@ -35,6 +36,7 @@ def _patches(node: Node, parameters: Parameters) -> list[str]:
 
 HOLDERS: Mapping[str, Layer] = {
     "whitened_scattering2d": Layer(lambda _: "WhitenedScattering2d", _scattering),
+    "mirrored_scattering2d": Layer(lambda _: "MirroredScattering2d", _scattering),
     "whitened_patches": Layer(lambda _: "WhitenedPatches", _patches),
 }
 
@@ -59,13 +61,30 @@ def _constant(writer: Writer, node: Node, name: str) -> str:
     return writer.constant(writer.weights[f"{node.name}.{name}"].astype(np.float32))
 
 
-def _scattering_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _logarithms(writer: Writer, node: Node, x: str, shape: Shape, *, centred: bool) -> str:
+    """Return those of scattering coefficients, as examples of this shape."""
     own, example = node.attributes, node.site.inputs[0]
-    bank = Scattering2d(own.scales, own.angles)
-    shape = (example[0] * bank.coefficients, prod(node.shape[1:]))
-    zero = writer.constant(np.array(0, dtype=np.float32))
-    kept = writer.op("Max", coefficients(writer, bank, x[0], example, shape), zero)
-    return _whitened(writer, node, writer.op("Log", writer.op("Add", kept, writer.number(own.floor, "above"))))
+    found = coefficients(writer, Scattering2d(own.scales, own.angles), x, example, shape, centred=centred)
+    kept = writer.op("Max", found, writer.constant(np.array(0, dtype=np.float32)))
+    return writer.op("Log", writer.op("Add", kept, writer.number(own.floor, "above")))
+
+
+def _scattering_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    bank = Scattering2d(node.attributes.scales, node.attributes.angles)
+    shape = (node.site.inputs[0][0] * bank.coefficients, prod(node.shape[1:]))
+    return _whitened(writer, node, _logarithms(writer, node, x[0], shape, centred=False))
+
+
+def _mirrored_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    """The entries of an image and of its mirror image, added up, in the left half."""
+    bank, example = Scattering2d(node.attributes.scales, node.attributes.angles), node.site.inputs[0]
+    channels, height, width = scattering_shape(bank, (example,))
+    entries = _logarithms(writer, node, x[0], (channels, height, width), centred=True)
+    order = np.add.outer(np.arange(example[0]) * bank.coefficients, mirrored(bank)).ravel()
+    turned = writer.op("Gather", entries, writer.integers(*order), axis=1)
+    other = writer.op("Gather", turned, writer.integers(*reversed(range(width))), axis=3)
+    half = writer.part(writer.op("Add", entries, other), 2, 0, node.shape[2])
+    return _whitened(writer, node, writer.reshape(half, (channels, prod(node.shape[1:]))))
 
 
 def _patches_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
@@ -79,4 +98,8 @@ def _patches_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return _whitened(writer, node, writer.op("Div", centred, contrast))
 
 
-EMITTERS: Mapping[str, Emit] = {"whitened_scattering2d": _scattering_nodes, "whitened_patches": _patches_nodes}
+EMITTERS: Mapping[str, Emit] = {
+    "whitened_scattering2d": _scattering_nodes,
+    "mirrored_scattering2d": _mirrored_nodes,
+    "whitened_patches": _patches_nodes,
+}

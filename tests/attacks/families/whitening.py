@@ -31,6 +31,13 @@ def whitened_scattering(a: WhitenedScattering2d, x: Tensor) -> Tensor:
     return _of_length_one(torch.log(coefficients.clamp(min=0) + float(a.floor)), a.channels)  # type: ignore[arg-type]
 
 
+def mirrored_scattering(a: WhitenedScattering2d, x: Tensor) -> Tensor:
+    """Any sums of two coefficients, as the bound depends on none."""
+    coefficients = scattering(Scattering2d(a.scales, a.angles), x)
+    logarithms = torch.log(coefficients.clamp(min=0) + float(a.floor))  # type: ignore[arg-type]
+    return _of_length_one((logarithms + logarithms.flip(2))[..., : (logarithms.shape[2] + 1) // 2], a.channels)
+
+
 def whitened_patches(a: WhitenedPatches, x: Tensor) -> Tensor:
     windows = x.unfold(1, a.size, a.stride).unfold(2, a.size, a.stride).movedim((1, 2), (3, 4))
     entries = windows.reshape(-1, *windows.shape[3:])
@@ -58,6 +65,13 @@ ATTACKS: Mapping[str, Attack] = {
         unary(whitened_scattering),
         lambda: [
             at("whitened_scattering2d", WhitenedScattering2d(3, "strokes", 1, 2, images=5), spread((1, 8, 8)))
+        ],
+    ),
+    "mirrored_scattering2d": Attack(
+        _scattering,
+        unary(mirrored_scattering),
+        lambda: [
+            at("mirrored_scattering2d", WhitenedScattering2d(3, "strokes", 1, 2, images=5), spread((1, 8, 8)))
         ],
     ),
     "whitened_patches": Attack(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch.nn import functional as lf
+from lipcompile_torch.nn import scattering
 from torch import Tensor
 
 
@@ -59,6 +60,30 @@ def test_a_constant_image_has_a_mean_alone() -> None:
     found = lf.scattering2d(torch.ones(1, 1, 16, 16, dtype=torch.float64), 2, 4)
     torch.testing.assert_close(found[:, 0], torch.ones_like(found[:, 0]), rtol=0, atol=1e-4)
     assert found[:, 1:].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("size", "pixels"), [(16, [1.5, 5.5, 9.5, 13.5]), (18, [2.5, 6.5, 10.5, 14.5])])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_centred_low_pass_takes_waves_at_places_around_the_middle(
+    size: int, pixels: list[float], level: int
+) -> None:
+    """The middle of an image is at (size - 1)/2. Every 2^level-th position holds the wave."""
+    bank = scattering._Bank(size, size, 2, 4, centred=True)
+    low, frequency = bank.sides(size)[0], np.pi / 12  # of a period of all padded sizes, 24
+    found = scattering._lowpass(bank, size, level) @ np.cos(frequency * (np.arange(0, 24, 2**level) - low) + 0.3)
+    gain = np.exp(-((1.6 * frequency) ** 2) / 2)  # of a Gaussian of deviation 1.6 pixels
+    np.testing.assert_allclose(found, gain * np.cos(frequency * np.array(pixels) + 0.3), atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 12, 17)])
+@pytest.mark.parametrize(("scales", "angles"), [(1, 3), (2, 4), (2, 8), (3, 5)])
+def test_a_mirrored_image_has_mirrored_coefficients(shape: tuple[int, int, int], scales: int, angles: int) -> None:
+    x = images(6, *shape)
+    found, other = (lf.scattering2d(u, scales, angles, centred=True) for u in (x, x.flip(3)))
+    order = scattering.mirrored_order(found.shape[1], scales, angles)
+    spread = (found - found.mean((0, 2, 3), keepdim=True)).norm()
+    assert (other[:, order].flip(3) - found).norm() < 0.05 * spread
+    assert (other.flip(3) - found).norm() > 0.2 * spread
 
 
 def test_gradients() -> None:

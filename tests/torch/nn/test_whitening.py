@@ -10,21 +10,22 @@ from lipcompile_torch import layers
 from lipcompile_torch.nn import whitening
 from torch import Tensor, nn
 
-KINDS = ("scattering", "patches")
+KINDS = ("scattering", "mirrored", "patches")
 
 
 def layer(kind: str, shape: tuple[int, int, int] = (1, 12, 16), **changes: Any) -> Any:
     if kind == "patches":
         return layers.WhitenedPatches(shape, 4, 3, **{"floor": 0.05, "power": 0.5, "images": 20} | changes)
     own: dict[str, Any] = {"source": "leaves", "floor": 0.01, "power": 0.25, "channels": 5, "images": 20} | changes
-    return layers.WhitenedScattering2d(shape, 1, 4, **own)
+    made = layers.MirroredScattering2d if kind == "mirrored" else layers.WhitenedScattering2d
+    return made(shape, 1, 4, **own)
 
 
 def layer_shape(kind: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
     channels, height, width = shape
     if kind == "patches":
         return channels * 16, (height - 4) // 3 + 1, (width - 4) // 3 + 1
-    return 5, height // 2, width // 2
+    return 5, height // 2, width // 4 if kind == "mirrored" else width // 2
 
 
 def images(count: int, *shape: int) -> Tensor:
@@ -42,6 +43,19 @@ def test_features_are_of_one_example_and_of_length_one(kind: str, shape: tuple[i
     torch.testing.assert_close(together[[0, 3, 4]].flatten(1).norm(dim=1), torch.ones(3))
     torch.testing.assert_close(found(x[3:4]), together[3:4], rtol=1e-4, atol=1e-6)
     assert found(x[:0]).shape == (0, *together.shape[1:])
+
+
+def test_an_image_and_its_mirror_image_have_common_features() -> None:
+    """But for aliasing. Neither the image upside down nor an unrelated one has them."""
+    held, plain = layer("mirrored", (3, 12, 17)), layer("scattering", (3, 12, 17))
+    x = whitening._synthetic("leaves", 20, (3, 12, 17), 3)
+
+    def apart(other: Tensor, to: nn.Module) -> float:
+        return float((to(x) - to(other)).flatten(1).norm(dim=1).mean())
+
+    assert held(x).shape[3] == 4
+    others = apart(x.flip(2), held), apart(x.roll(1, 0), held), apart(x.flip(3), plain)
+    assert apart(x.flip(3), held) < 0.2 * min(others)
 
 
 @pytest.mark.parametrize("kind", KINDS)
