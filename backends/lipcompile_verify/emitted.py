@@ -227,7 +227,7 @@ class _File:
         first, *found, last = self._method("__init__", "self", "None")
         frozen = [name for name, one in self.graph["parameters"].items() if not one["trainable"]]
         lines = [f"self.{owner} = {text}" for owner, text in self.layers.items()]
-        wanted = _parsed("\n".join([*lines, *(f"self.{name}.requires_grad_(False)" for name in frozen)]).encode())
+        wanted = _parsed("\n".join([*lines, *(f"self.{name}.requires_grad_(False)" for name in frozen)]))
         drawn = [one.value for one in ast.walk(last) if isinstance(one, ast.Constant)]
         loaded = f"decode_weights(_WEIGHTS){f', drawn={drawn!r}' if drawn else ''}"
         start = f"self.load_initial_weights({loaded})" if self.weights else "self.project_()"
@@ -402,21 +402,24 @@ def _imports(one: ast.stmt) -> bool:
     return True
 
 
-def _short(source: bytes) -> bytes:
-    """Return a file of not too many tokens: its tree takes a thousand bytes for each, strings not counted.
+def _short(source: bytes) -> str:
+    """Return the text of a file of not too many tokens: its tree takes a thousand bytes for each, strings not
+    counted.
 
     It must be UTF-8, which whoever runs it may take it for: what another encoding hides in a string would run.
+    To Python a line ends at a carriage return, too, and what declares an encoding may stand behind one.
     """
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    lines = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(lines).readline)
     if encoding != "utf-8":
         raise ForeignError("file", f"it declares the encoding {encoding:.99}, but emitted files are UTF-8")
-    tokens = tokenize.tokenize(io.BytesIO(source).readline)
+    tokens = tokenize.tokenize(io.BytesIO(lines).readline)
     if any(True for _ in islice(tokens, MOST_TOKENS, None)):
         raise ForeignError("file", f"it has more than {MOST_TOKENS} tokens")
-    return source
+    return lines.decode()
 
 
-def _parsed(source: bytes) -> list[ast.stmt]:
+def _parsed(source: str) -> list[ast.stmt]:
     """Return the statements of a file, without docstrings, keywords in the order of their names."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -438,7 +441,7 @@ def _target(one: ast.stmt) -> str | None:
 
 def _agree(where: str, found: Iterable[ast.AST], wanted: Iterable[str]) -> None:
     """Compare statements with a text; raises ForeignError."""
-    for one, other in zip_longest(found, _parsed("\n".join(wanted).encode())):
+    for one, other in zip_longest(found, _parsed("\n".join(wanted))):
         if not _same(one, other):
             raise ForeignError(where, f"the file says `{_shown(one)}`, the certificate `{_shown(other)}`")
 

@@ -384,8 +384,12 @@ def test_other_code_is_refused(change: str, tmp_path: Path) -> None:
     assert one.refusal(text)
 
 
-def test_what_another_encoding_hides_is_refused(tmp_path: Path) -> None:
-    """In UTF-7 the class has a docstring; in UTF-8, which commands read, two comments around a method."""
+@pytest.mark.parametrize("line", ["", "\r", "\x0c\r", " \t\r"])
+def test_what_another_encoding_hides_is_refused(line: str, tmp_path: Path) -> None:
+    """In UTF-7 the class has a docstring; in UTF-8, which commands read, two comments around a method.
+
+    A carriage return ends a line for Python, which then reads the second one, and for `tokenize` it does not.
+    """
 
     def quotes() -> str:
         return "    # +" + b64encode('\n    """'.encode("utf-16-be")).decode().rstrip("=") + "-\n"
@@ -393,7 +397,7 @@ def test_what_another_encoding_hides_is_refused(tmp_path: Path) -> None:
     one = of_text(tmp_path, CONV)
     text = one.changed('    """The network net."""\n', "HERE").replace("+", "+-")
     hidden = "    def gradient_bounds(self): return {}\n"
-    text = "# coding: utf-7\n" + text.replace("HERE", f"{quotes()}{hidden}{quotes()}")
+    text = f"{line}# coding: utf-7\n" + text.replace("HERE", f"{quotes()}{hidden}{quotes()}")
     assert hidden in text
     assert "UTF-8" in one.refusal(text)
     assert "UTF-8" in one.refusal(one.changed('"""net', '\ufeff"""net'))
