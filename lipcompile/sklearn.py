@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import assert_all_finite, check_random_state, get_tags
 from sklearn.utils.multiclass import check_classification_targets
@@ -74,6 +75,7 @@ _REPEATING = (
     "sklearn.calibration",
     "sklearn.ensemble.",
     "sklearn.feature_selection.",
+    "sklearn.impute.",
     "sklearn.linear_model._ransac",
     "sklearn.model_selection.",
     "sklearn.multiclass",
@@ -409,22 +411,28 @@ def _bounds(
 
 
 def _warn_of_pipelines() -> None:
-    """Warn if a step before this one in a pipeline has learned from the rows."""
+    """Warn if a step before this one in a pipeline, or what transforms the target, has learned from the rows."""
     frame = sys._getframe()
     while frame is not None:
-        pipeline = frame.f_locals.get("self")
-        if frame.f_code.co_name == "fit" and isinstance(pipeline, Pipeline):
-            steps = [
-                name for name, one in pipeline.steps[:-1] if hasattr(one, "fit") and get_tags(one).requires_fit
+        model = frame.f_locals.get("self") if frame.f_code.co_name == "fit" else None
+        if isinstance(model, Pipeline):
+            learned = [
+                name for name, one in model.steps[:-1] if hasattr(one, "fit") and get_tags(one).requires_fit
             ]
-            if steps:
-                warnings.warn(
-                    f"{', '.join(steps)} of the pipeline learned from the rows, which is not paid for, and mixes "
-                    "them, so that epsilon does not hold: leave it out, columns are scaled here",
-                    PrivacyLeakWarning,
-                    2,
-                )
+            _warn_of(learned, "of the pipeline", "columns are scaled here")
+        elif isinstance(model, TransformedTargetRegressor) and get_tags(model.transformer_).requires_fit:
+            _warn_of([type(model.transformer_).__name__], "of the target", "the target is scaled here")
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def _warn_of(learned: Sequence[str], place: str, instead: str) -> None:
+    if learned:
+        warnings.warn(
+            f"{', '.join(learned)} {place} learned from the rows, which is not paid for, and mixes them, so that "
+            f"epsilon does not hold: leave it out, {instead}",
+            PrivacyLeakWarning,
+            3,
+        )
 
 
 def _refuse_search(fits: int) -> None:

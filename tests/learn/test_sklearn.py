@@ -14,10 +14,13 @@ import pytest
 from lipcompile_torch.train.engine import SeededWarning
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import BaggingClassifier
 from sklearn.exceptions import NotFittedError
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401  (or the next line of imports fails)
 from sklearn.feature_selection import RFE
+from sklearn.impute import IterativeImputer
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier
@@ -196,6 +199,24 @@ def test_a_step_that_learns_from_the_rows_is_a_leak_that_is_said(cancer: tuple[A
     model = PrivateClassifier(classes=["benign", "malignant"], recipe={"steps": 1})
     with pytest.warns(PrivacyLeakWarning, match="standardscaler of the pipeline learned"):
         make_pipeline(StandardScaler(), model).fit(x, y)
+
+
+def test_a_target_that_is_scaled_by_the_rows_is_a_leak_that_is_said() -> None:
+    """The mean and the deviation of all targets would be in the model, exactly."""
+    x, y = np.random.default_rng(0).uniform(-1, 1, (2, 200))
+    model = PrivateRegressor(bounds=(-1, 1), target_range=(-9, 9), recipe={"steps": 1})
+    with pytest.warns(PrivacyLeakWarning, match="StandardScaler of the target learned"):
+        TransformedTargetRegressor(model, transformer=StandardScaler()).fit(x[:, None], y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyLeakWarning)  # a function of one target has learned nothing
+        TransformedTargetRegressor(model, func=np.sinh, inverse_func=np.arcsinh).fit(x[:, None], y)
+
+
+def test_it_fills_no_gaps_one_column_after_the_other() -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (50, 3))
+    x[0] = np.nan, 0.5, 0.5
+    with pytest.raises(UnpaidSearchError, match="fits=k"):
+        IterativeImputer(PrivateRegressor(bounds=(-1, 1), target_range=(-1, 1))).fit(x)
 
 
 def test_it_is_not_cross_validated_without_paying(cancer: tuple[Any, Any]) -> None:
