@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -17,7 +18,7 @@ from lipcompile_torch.train.data import Arrays
 from lipcompile_torch.train.engine import SeededWarning
 from lipcompile_torch.train.features import fill_features, room_for_features
 from lipcompile_torch.train.training import EpochSummary, Progress, TrainConfig, train
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from lipcompile.analysis.features import features
 from lipcompile.pipeline import check
@@ -162,6 +163,30 @@ def test_a_data_set_of_features(tmp_path: Path) -> None:
         torch.testing.assert_close(model(kept.tensors[0]), model(kept.tensors[0].float()))
         found = model(kept.tensors[0])
     torch.testing.assert_close(found, model(x), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("draw", [lambda: float(torch.rand(())), random.random, np.random.random])
+@pytest.mark.parametrize("seeded", [False, True])
+def test_features_of_changed_examples_come_from_secret_seeds(
+    draw: Callable[[], float], seeded: bool, tmp_path: Path
+) -> None:
+    """Changes are drawn one after the other: with a known seed one example less would change all behind it."""
+
+    class Changed(Dataset[tuple[torch.Tensor, int]]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+            return torch.full((1, 8, 8), float(place)) + torch.eye(8) * draw(), place
+
+    def kept() -> torch.Tensor:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        return cache_features(model, Changed(), seeded=seeded).tensors[0]
+
+    model = build(derive(tmp_path, FROZEN), tmp_path).float()
+    assert torch.equal(kept(), kept()) is seeded
 
 
 def test_features_of_batches_in_threads_are_those_of_one(tmp_path: Path) -> None:

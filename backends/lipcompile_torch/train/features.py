@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ..devices import is_processor
 from ..native.memory_rows import in_threads
+from ..noise.masks import seed_secretly
 from .module import LipschitzModule
 
 __all__ = ["cache_features", "fill_features", "room_for_features", "worth_keeping"]
@@ -29,7 +30,11 @@ Report = Callable[[int, int], None]
 
 
 def cache_features(
-    module: LipschitzModule, dataset: Dataset[Any], batch_size: int = _BATCH, report: Report | None = None
+    module: LipschitzModule,
+    dataset: Dataset[Any],
+    batch_size: int = _BATCH,
+    report: Report | None = None,
+    seeded: bool = False,
 ) -> TensorDataset:
     """Return the data set with frozen features instead of examples, for training under ``on_features``.
 
@@ -39,11 +44,17 @@ def cache_features(
     Args:
         dataset: of known length; items are tuples of an example and tensors or numbers, such as its label.
         batch_size: how many examples are computed at once.
+        report: is told of progress.
+        seeded: the run is repeatable, and not private: seeds stay as they are. Otherwise random changes that the
+            data set makes come from secret seeds: with a known one an example that is left out changes those of
+            all behind it.
 
     Raises:
         ValueError: the module has no features.
         TypeError: the data set has no length.
     """
+    if not seeded:
+        seed_secretly()
     rest: list[list[Tensor]] = []
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=batch_size)
     room = room_for_features(module, len(dataset))  # type: ignore[arg-type]  # that it has one was said
