@@ -214,7 +214,7 @@ def test_two_parameters_are_not_one_weight_of_the_file(tmp_path: Path) -> None:
     text = "".join(line for line in text.splitlines(keepends=True) if "self.late =" not in line)
     one = Emitted(text.replace("late.weight", "early"), document)
     with pytest.raises(ForeignError, match="the layer `early` cannot hold"):
-        emitted._File(document["graph"], one.derive(document["graph"]), emitted._parsed(text.encode()))._spell()
+        emitted._File(document["graph"], one.derive(document["graph"]), emitted._parsed(text))._spell()
 
 
 def test_a_layer_that_takes_the_matrix_of_another_takes_that_one(tmp_path: Path) -> None:
