@@ -34,27 +34,29 @@ ROOMS = sorted(
     if (path / "__init__.py").exists()
 )
 MARKDOWN = MarkdownIt("commonmark").enable("table")
+REPETITION = re.compile(r"(?<![\w-])(?!code\b)([^\W\d_]{2,}) \1(?![\w-])", re.IGNORECASE)  # code stands for `x`
 
 
 @cache
-def rules() -> dict[str, list[re.Pattern[str]]]:
-    """Return the patterns of the rules that are on, by name of the rule: no sentence may match one."""
+def rules(heading: bool = False) -> dict[str, list[re.Pattern[str]]]:
+    """Return the patterns of the rules that are on, by name of the rule: no sentence (or heading) may match one."""
     settings = ConfigParser(delimiters=("=",))
     settings.optionxform = str  # type: ignore[assignment, method-assign]  # names of rules keep their capitals
     settings.read_string("[*]\n" + (ROOT / ".vale.ini").read_text(encoding="utf-8"))
     section = settings["*.md"]
-    found = {}
+    found = {} if heading else {"Vale.Repetition": [REPETITION]}
     for style in section["BasedOnStyles"].split(", "):
         for path in sorted((ROOT / ".vale" / "styles" / style).glob("*.yml")):
             name = f"{style}.{path.stem}"
-            if section.get(name) != "NO":
-                found[name] = patterns(yaml.safe_load(path.read_text(encoding="utf-8")))
+            rule = yaml.safe_load(path.read_text(encoding="utf-8"))
+            if section.get(name) != "NO" and (rule.get("scope") == "heading") == heading:
+                found[name] = patterns(rule)
     return found
 
 
 def patterns(rule: dict[str, Any]) -> list[re.Pattern[str]]:
     """Return the patterns of a rule; none for a suggestion, or for kinds that need more than a sentence."""
-    if rule["level"] == "suggestion" or rule.get("scope") == "heading":
+    if rule["level"] == "suggestion":
         return []
     words = {"existence": rule.get("tokens", []), "substitution": rule.get("swap", {})}.get(rule["extends"], [])
     flags = re.IGNORECASE if rule.get("ignorecase") else re.NOFLAG
@@ -62,13 +64,21 @@ def patterns(rule: dict[str, Any]) -> list[re.Pattern[str]]:
     return [re.compile(f"{edge}(?:{word}){edge}", flags) for word in words]
 
 
-def sentences(page: Path) -> Iterator[str]:
-    """Yield the sentences of a page: of paragraphs, headings, items and cells, without code."""
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the text, without code, of the paragraphs, headings, items and cells of a page."""
+    kind = ""
     for block in MARKDOWN.parse(page.read_text(encoding="utf-8")):
         if block.type == "inline":
             parts = {"softbreak": " ", "code_inline": "code"}
-            text = "".join(t.content if t.type == "text" else parts.get(t.type, "") for t in block.children or [])
-            yield from re.split(r"(?<=[.?!:])\s+", text)
+            texts = (t.content if t.type == "text" else parts.get(t.type, "") for t in block.children or [])
+            yield kind, "".join(texts)
+        kind = block.type
+
+
+def sentences(page: Path) -> Iterator[str]:
+    """Yield the sentences of a page."""
+    for _, text in blocks(page):
+        yield from re.split(r"(?<=[.?!:])\s+", text)
 
 
 def messages(room: Path) -> Iterator[str]:
@@ -133,14 +143,24 @@ def test_words(page: Path) -> None:
         for name, found in rules().items()
         if any(pattern.search(sentence) for pattern in found)
     ] == []
+    assert [
+        f"{name}: {text}"
+        for kind, text in blocks(page)
+        if kind == "heading_open"
+        for name, found in rules(heading=True).items()
+        if any(pattern.search(text) for pattern in found)
+    ] == []
 
 
 def test_rules_find_what_they_name() -> None:
-    def found(text: str) -> list[str]:
-        return [name for name, patterns in rules().items() if any(p.search(text) for p in patterns)]
+    def found(text: str, heading: bool = False) -> list[str]:
+        return [name for name, patterns in rules(heading).items() if any(p.search(text) for p in patterns)]
 
     assert found("What is missed, and what was tried.") == ["lipcompile.Cleft"]
     assert found("What is a bound?") == []
     assert found("The message has the reason and the mend.") == ["lipcompile.Words"]
     assert found("Use a clip, e.g. automatic.") == ["Google.Latin"]
     assert found("Location, cause and fix.") == []
+    assert found("The the bound, and a go-between between Between-day noise.") == ["Vale.Repetition"]
+    assert found("A fork-join join, code code.") == []
+    assert found("A bound.", heading=True) == ["Google.HeadingPunctuation"]
