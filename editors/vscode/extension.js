@@ -2,25 +2,73 @@
 const vscode = require("vscode");
 const { LanguageClient } = require("vscode-languageclient/node");
 
-let client;
+// While the server starts, one message of ours tells the cause and the fix, and the client's own stay in its log.
+class Client extends LanguageClient {
+  starting = true;
+  error(message, data, show) {
+    super.error(message, data, this.starting ? false : show);
+  }
+}
 
-exports.activate = async () => {
+let client;
+let log; // one channel, kept when the client of a server that did not start is gone
+let turn = Promise.resolve(); // starts and stops wait for one another
+
+async function start() {
   const [command, ...args] = vscode.workspace.getConfiguration("lipcompile").get("command");
-  const folder = vscode.workspace.workspaceFolders?.[0]?.uri.fsPath;
-  client = new LanguageClient(
+  const cwd = vscode.workspace.workspaceFolders?.[0]?.uri.fsPath;
+  const documentSelector = ["file", "untitled"].map((scheme) => ({ scheme, language: "lip" }));
+  client = new Client(
     "lipcompile",
     "lipcompile",
-    { command, args, options: { cwd: folder } }, // without `transport` the client talks over stdio
-    { documentSelector: [{ scheme: "file", language: "lip" }] },
+    { command, args, options: { cwd } }, // without `transport` the client talks over stdio
+    { documentSelector, outputChannel: log, initializationFailedHandler: () => false },
   );
   try {
     await client.start();
+    client.starting = false;
   } catch (error) {
-    const help = "pip install 'lipcompile[editor]', or set lipcompile.command to where it is installed";
-    const cause = error?.message ?? error ?? `${command} cannot be run`;
-    vscode.window.showErrorMessage(`lipcompile: the language server did not start (${cause}). ${help}`);
     client = undefined;
+    const shown = [command, ...args].join(" ");
+    const cause = /ENOENT/.test(error) ? `there is no program "${command}"` : `"${shown}" ended with an error`;
+    const help = "Install it with: pip install 'lipcompile[editor]'. Or set lipcompile.command to its path.";
+    const choice = vscode.window.showErrorMessage(
+      `The lipcompile language server did not start: ${cause}. ${help}`,
+      "Open Settings",
+      "Show Log",
+    );
+    choice.then((chosen) => {
+      if (chosen === "Open Settings") {
+        vscode.commands.executeCommand("workbench.action.openSettings", "lipcompile.command");
+      } else if (chosen === "Show Log") {
+        log.show();
+      }
+    });
   }
+}
+
+async function stop() {
+  const running = client;
+  client = undefined;
+  try {
+    await running?.dispose();
+  } catch {
+    // The server has ended already.
+  }
+}
+
+const restart = () => (turn = turn.then(stop).then(start));
+
+exports.activate = (context) => {
+  log = vscode.window.createOutputChannel("lipcompile");
+  context.subscriptions.push(
+    log,
+    vscode.commands.registerCommand("lipcompile.restart", restart),
+    vscode.workspace.onDidChangeConfiguration((change) => {
+      if (change.affectsConfiguration("lipcompile.command")) restart();
+    }),
+  );
+  return restart();
 };
 
-exports.deactivate = () => client?.stop();
+exports.deactivate = () => (turn = turn.then(stop));

@@ -94,7 +94,7 @@ def _rows(use: Sequence[Part], analysis: Analysis) -> Iterator[str]:
     for index, role in enumerate(use[0].node.parameters):
         names = [part.parameters[index] for part in use]
         own = analysis.graph.parameters[names[0]]
-        title = f"`{names[0]}` {dimensions(own.shape)}, {own.constraint}"
+        title = f"gradient bound of `{names[0]}` {dimensions(own.shape)}, {own.constraint}"
         bounds = [analysis.parameters[name] for name in names if name in analysis.parameters]
         if not bounds:
             yield f"| {title} | not trained | 0 |"

@@ -54,7 +54,8 @@ class Server(LanguageServer):
         if uri not in self._found or self._found[uri][0] != text:
             path = Path(to_fs_path(uri) or "untitled.lip")
             self._found[uri] = text, self.loop.run_in_executor(self._checks, checked, text, path)
-        found = await self._found[uri][1]
+        # A client may cancel one request; others wait for the same check.
+        found = await asyncio.shield(self._found[uri][1])
         if found.tree is not None:
             self._parsed[uri] = found
         return found

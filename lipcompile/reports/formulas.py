@@ -156,13 +156,35 @@ def rounded(expression: Any) -> Any:
 
     What would not be larger for that stays as it is: what it stands in may bound something.
     """
-    expression = _with_decimals(expression)
+    expression = _with_decimals(_with_one_number(expression))
     long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) > _DIGITS}
     if not long:
         return expression
     kept = {part: part for part in expression.atoms(Add, Pow, exp, Boolean) if _may_fall(part)}
     with distribute(False):  # what is rounded up stays in front of its brackets: a difference may fall
         return expression.xreplace({**long, **kept})
+
+
+def _with_one_number(expression: Any) -> Any:
+    """Return a formula in which a fraction times a long root is one number, rounded up: sqrt(1977403641)/10000."""
+    long = {product: _with_number(product) for product in expression.atoms(Mul) if _has_long_root(product)}
+    if not long:
+        return expression
+    kept = {part: part for part in expression.atoms(Add, Pow, exp, Boolean) if _may_fall(part)}
+    with distribute(False):
+        return expression.xreplace({**long, **kept})
+
+
+def _has_long_root(product: Any) -> bool:
+    numbers = [factor for factor in product.args if factor.is_number]
+    long = any(_digits(atom) > _DIGITS for factor in numbers for atom in factor.atoms(Rational))
+    return long and len(numbers) > 1 and all(factor.is_positive for factor in numbers)
+
+
+def _with_number(product: Any) -> Any:
+    number = Mul(*(factor for factor in product.args if factor.is_number))
+    size = _SHORT.create_decimal(str(number.evalf(4 * _DIGITS)))  # irrational: its digits do not end
+    return Mul(Float(str(size), _DIGITS), *(factor for factor in product.args if not factor.is_number))
 
 
 def _with_decimals(expression: Any) -> Any:

@@ -76,30 +76,85 @@ def test_the_extension_is_whole() -> None:
     named = [manifest["main"], language["configuration"], colours["path"]]
     assert all((EXTENSION / path).is_file() for path in named)
     assert manifest["version"] == __version__
+    # With a list of files, the packager leaves the client out unless the list has it.
+    assert {"extension.js", "node_modules"} <= set(manifest["files"])
     assert manifest["contributes"]["configuration"]["properties"]["lipcompile.command"]["default"][1] == "lsp"
     json.loads((EXTENSION / language["configuration"]).read_text())
 
 
+VSCODE = """
+let changed;
+const command = JSON.parse(process.env.COMMAND);
+exports.told = (...told) => console.log(JSON.stringify(told));
+exports.change = () => { command[0] = "good"; return changed({ affectsConfiguration: () => true }); };
+exports.workspace = {
+  getConfiguration: () => ({ get: () => command }),
+  onDidChangeConfiguration: (found) => { changed = found; },
+};
+exports.commands = {
+  registerCommand: (name) => exports.told("command", name),
+  executeCommand: async (...asked) => exports.told("asked", ...asked),
+};
+exports.window = {
+  createOutputChannel: () => ({ show: () => exports.told("log") }),
+  showErrorMessage: async (text, ...choices) => { exports.told("message", text); return choices[0]; },
+};
+"""
+CLIENT = """
+const { told } = require("vscode");
+exports.LanguageClient = class {
+  constructor(id, name, server, options) { this.server = server; this.options = options; }
+  error(message, data, show) { told("error", message, show); }
+  async start() {
+    told("start", this.server, this.options.documentSelector);
+    if (this.server.command === "good") return;
+    this.error("couldn't create connection", null, "force");
+    throw this.server.command === "bad" ? new Error("ended") : "spawn ENOENT";
+  }
+  async dispose() { told("stopped"); if (this.server.command !== "good") throw new Error("it did not start"); }
+};
+"""
+
+
+def extension(folder: Path, command: str, then: str = "") -> list[list[object]]:
+    """Start the extension with a client that starts nothing but `good`; return what it does and tells."""
+    stubs = folder / "node_modules"
+    (stubs / "vscode-languageclient").mkdir(parents=True)
+    (stubs / "vscode.js").write_text(VSCODE)
+    (stubs / "vscode-languageclient" / "node.js").write_text(CLIENT)
+    session = f"""(async () => {{
+      const e = require({str(EXTENSION / "extension.js")!r}), vscode = require("vscode");
+      await e.activate({{ subscriptions: [] }});
+      {then}
+      await e.deactivate();
+    }})()"""
+    environment = {**os.environ, "NODE_PATH": str(stubs), "COMMAND": json.dumps([command, "lsp"])}
+    done = subprocess.run(["node", "-e", session], env=environment, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_extension_starts_the_server(tmp_path: Path) -> None:
-    """With a client that cannot start: it gets the command, and the user the cause. Given a `transport`, the real
-    client would append an option to the command."""
-    stubs = tmp_path / "node_modules"
-    (stubs / "vscode-languageclient").mkdir(parents=True)
-    (stubs / "vscode.js").write_text(
-        """exports.workspace = { getConfiguration: () => ({ get: () => ["lipcompile", "lsp"] }) };
-        exports.window = { showErrorMessage: (text) => console.log(JSON.stringify(text)) };"""
-    )
-    (stubs / "vscode-languageclient" / "node.js").write_text(
-        """exports.LanguageClient = class {
-          constructor(id, name, server) { console.log(JSON.stringify(server)); }
-          async start() { throw "spawn ENOENT"; }
-          async stop() { throw new Error("a client that did not start cannot stop"); }
-        };"""
-    )
-    session = f"const e = require({str(EXTENSION / 'extension.js')!r}); e.activate().then(() => e.deactivate());"
-    environment = {**os.environ, "NODE_PATH": str(stubs)}
-    done = subprocess.run(["node", "-e", session], env=environment, capture_output=True, text=True, check=True)
-    server, message = map(json.loads, done.stdout.splitlines())
-    assert server == {"command": "lipcompile", "args": ["lsp"], "options": {}}
-    assert "did not start (spawn ENOENT)" in message
+    """The real client appends an option to the command if it gets a `transport`. Unsaved texts have a server."""
+    registered, start, stopped = extension(tmp_path, "good")
+    assert registered == ["command", "lipcompile.restart"]
+    assert start[1] == {"command": "good", "args": ["lsp"], "options": {}}
+    assert start[2] == [{"scheme": scheme, "language": "lip"} for scheme in ("file", "untitled")]
+    assert stopped == ["stopped"]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        ("missing", 'there is no program "missing". Install it'),
+        ("bad", '"bad lsp" ended with an error. Install it'),
+    ],
+)
+def test_a_server_that_does_not_start(tmp_path: Path, command: str, cause: str) -> None:
+    """The user gets one message, with the cause and a way to the setting. A change of the setting starts again."""
+    told = extension(tmp_path, command, "await vscode.change();")
+    assert [entry[0] for entry in told] == ["command", "start", "error", "message", "asked", "start", "stopped"]
+    assert told[2][2] is False  # the client's own message stays in the log
+    assert cause in str(told[3][1])
+    assert told[4][1:] == ["workbench.action.openSettings", "lipcompile.command"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 from lsprotocol import types as lsp
 from pygls.lsp.client import BaseLanguageClient
+from pygls.workspace import Workspace
+
+from lipcompile.editor.document import Document, checked
+from lipcompile.editor.server import Server
 
 SECONDS = 180
 MODEL = """block wide(width) { dense(width); groupsort(2) }
@@ -115,7 +120,7 @@ def test_a_session(tmp_path: Path) -> None:
         # ‖x‖ <= 1 and GroupSort of gain 1: κ = 1; L = √2 of the loss, of both classes; K = κ·L.
         text = await now.hover("m.lip", 5, 15)
         assert "**logits**: 8 → 2" in text
-        assert "`logits.weight` 2×8, frobenius<=3" in text
+        assert "gradient bound of `logits.weight` 2×8, frobenius<=3" in text
         assert "| κ of `logits.weight` | | 1.0000000 |" in text
         assert "1.4142136 |" in text
         assert "`X_0` ≤ 1.0000000: bound of the input norm" in text
@@ -171,3 +176,47 @@ def test_other_files_and_columns_of_the_client(tmp_path: Path) -> None:
         assert help_line.title == "write `bias` for `bais`"
 
     with_server(tmp_path, talk, ["--stdio"])  # as many clients ask
+
+
+def test_a_cancelled_request_leaves_the_check_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests wait for one check. The client cancels the first."""
+    checking = threading.Event()
+
+    def slow(text: str, path: Path) -> Document:
+        assert checking.wait(SECONDS)
+        return checked(text, path)
+
+    monkeypatch.setattr("lipcompile.editor.server.checked", slow)
+
+    async def asked(server: Server, uri: str) -> Document:
+        first = asyncio.ensure_future(server.document(uri))
+        second = asyncio.ensure_future(server.document(uri))
+        await asyncio.sleep(0)
+        first.cancel()
+        checking.set()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await second
+        return await server.document(uri)
+
+    server, uri = Server(), "untitled:Untitled-1"
+    try:
+        server.lsp._workspace = Workspace(None)
+        server.workspace.put_text_document(lsp.TextDocumentItem(uri, "lip", 1, MODEL))
+        assert server.loop.run_until_complete(asyncio.wait_for(asked(server, uri), SECONDS)).diagnostics == ()
+    finally:
+        server.shutdown()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_text_without_a_file(tmp_path: Path) -> None:
+    """Editors name an unsaved text by `untitled:`. Its diagnostics go to that name."""
+
+    async def talk(now: Session) -> None:
+        uri = "untitled:Untitled-1"
+        document = lsp.TextDocumentItem(uri, "lip", 1, MODEL.replace("logits = dense", "logits = dens"))
+        now.client.text_document_did_open(lsp.DidOpenTextDocumentParams(document))
+        found = await now.published.get()
+        assert (found.uri, [one.code for one in found.diagnostics]) == (uri, ["LIP011"])
+
+    with_server(tmp_path, talk)

@@ -39,7 +39,7 @@ REPETITION = re.compile(r"(?<![\w-])(?!code\b)([^\W\d_]{2,}) \1(?![\w-])", re.IG
 
 @cache
 def rules(heading: bool = False) -> dict[str, list[re.Pattern[str]]]:
-    """Return the patterns of the rules that are on, by name of the rule: no sentence (or heading) may match one."""
+    """Return the patterns of the rules that are on, by name: no sentence, or heading, may match one."""
     settings = ConfigParser(delimiters=("=",))
     settings.optionxform = str  # type: ignore[assignment, method-assign]  # names of rules keep their capitals
     settings.read_string("[*]\n" + (ROOT / ".vale.ini").read_text(encoding="utf-8"))

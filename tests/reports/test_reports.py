@@ -176,6 +176,16 @@ def test_constants_are_not_rounded_up_where_that_makes_a_formula_smaller() -> No
     assert legible(case) == "Piecewise((n, Eq(x, 123456789/1000000000)), (0.1234568*x, True))"
 
 
+def test_a_fraction_times_a_long_root_is_one_number() -> None:
+    """√1977403641 = 44468.0068…, so a ten-thousandth of it is 4.4468006…; in a difference it stays as it is."""
+    x, y = sympy.symbols("x y", positive=True)
+    number = sympy.sqrt(1977403641) / 10000
+    assert legible(number * x) == "4.446801*x"
+    assert legible(number * x + y) == "4.446801*x + y"
+    assert legible(y - number * x) == "-sqrt(1977403641)*0.0001*x + y"
+    assert legible(sympy.sqrt(2) * x / 3) == "sqrt(2)*x/3"
+
+
 def test_long_constants_are_shown_short_and_rounded_up() -> None:
     constant, x = sympy.Rational(18664216801881, 10**13), sympy.Symbol("X_0", positive=True)
     assert text(constant * x) == "18664216801881*X_0/10000000000000"
