@@ -72,8 +72,11 @@ def _with_source(graph: Graph, source: Source, clipping: Clipping) -> tuple[Grap
         tight = f"bounds by theorem: the bound of the whole gradient is at most {LARGEST_THEOREM}·L·max(1, X_0)"
         message = tight if known else "bounds by theorem: the comparison with clipping needs a loss and all counts"
         return graph, (_chosen(message, "use --bounds clip to clip instead"),)
+    open_input = graph.input.norm is None and not graph.input.tokens
+    declared = "declare an input norm, and " if open_input else ""
     graph, notes = clipped(graph, clipping)
-    return graph, (*notes, _chosen(f"bounds by clip: {reason}", "use --bounds theorem to prove bounds instead"))
+    help_line = f"{declared}use --bounds theorem to prove bounds instead"
+    return graph, (*notes, _chosen(f"bounds by clip: {reason}", help_line))
 
 
 def clipped(graph: Graph, clipping: Clipping) -> tuple[Graph, tuple[Diagnostic, ...]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KINDS = {
     "never": "no such model can be trained with a bound for each example",
     "not yet": "a bound may exist, but the compiler has no rule for it yet",
-    "replace by": "something near it can be trained",
+    "replace by": "a similar model can be trained",
     "usage": "the input or the command has to be fixed",
 }
 

@@ -253,8 +253,16 @@ def test_auto_keeps_tight_theorems(tmp_path: Path) -> None:
     assert "at most 4·L·max(1, X_0)" in derivation.diagnostics[0].message
 
 
-@pytest.mark.parametrize(("norm", "said"), [("", "no input norm"), (", norm <= 1", "needs a loss")])
-def test_auto_claims_nothing_without_a_norm_or_a_loss(norm: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("norm", "said", "help_line"),
+    [
+        ("", "no input norm", "declare an input norm, and use --bounds theorem to prove bounds instead"),
+        (", norm <= 1", "needs a loss", "use --bounds clip to clip instead"),
+    ],
+)
+def test_auto_claims_nothing_without_a_norm_or_a_loss(
+    norm: str, said: str, help_line: str, tmp_path: Path
+) -> None:
     path = tmp_path / "open.lip"
     path.write_text(
         f"model m {{ input x: tensor[8]{norm}\n dense(64)\n relu\n dense(3) }}\ntrain {{ bounds auto }}"
@@ -262,6 +270,7 @@ def test_auto_claims_nothing_without_a_norm_or_a_loss(norm: str, said: str, tmp_
     found = next(d for d in lipcompile.check(str(path)).diagnostics if d.code == "LIP315")
     assert said in found.message
     assert "at most" not in found.message
+    assert found.help == help_line
 
 
 class Normalised(nn.Sequential):
