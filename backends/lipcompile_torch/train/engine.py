@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from operator import index
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -169,7 +170,7 @@ class PrivacyEngine:
                 optimizer,
                 options.get("noise", "global"),
                 normaliser,
-                Thresholds(clips, noise_multiplier, normaliser),
+                Thresholds(clips, float(noise_multiplier), normaliser),
                 options.get("fixed_norm", False),
                 self.world,
                 pieces,
@@ -229,7 +230,9 @@ class PrivacyEngine:
         max_steps: int | None,
         options: EngineOptions,
     ) -> tuple[PrivateOptimizer, PrivateLoader]:
-        seed = options.get("seed")
+        noise_multiplier, seed = float(noise_multiplier), options.get("seed")
+        if seed is not None:  # of numpy, too
+            options = options | {"seed": (seed := index(seed))}
         strategy, loader = self._prepare(data_loader, max_steps, options)
         self._agree(loader, noise_multiplier, max_steps, options)
         release = self._release(loader, noise_multiplier)

@@ -11,6 +11,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lipcompile_privacy.accounting import (
@@ -400,6 +401,19 @@ def test_a_seed_is_marked_in_the_ledger(tmp_path: Path) -> None:
     record = read_ledger(tmp_path / "l")
     assert record.seeded
     assert record.generators == ["SFC64"]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """A seed ended the first step after its line; a multiplier has no `hex`."""
+    weights = []
+    for seed, sigma in ((3, 1.5), (np.int64(3), np.float32(1.5))):
+        torch.manual_seed(0)
+        module, optimizer, loader = seeded(seed=seed, noise_multiplier=sigma)
+        x, y = next(iter(loader))
+        backward(module, x, y)
+        optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("secure", "expected"), [(False, "AES-128-CTR"), (True, "ChaCha20")])
