@@ -5,9 +5,10 @@
 
 `defaults` looks at nothing but the numbers of rows and columns; `search` has a private search, where it can pay.
 All of ε is in the ledger. `diffprivlib` (its own environment: it needs an older scikit-learn) has the best of
-logistic regression, naive Bayes and forest on the test part, which is a choice that it does not pay for. `network`
-has a hidden layer in the place of the estimator, bounded by a clip, with two gifts: the rows standardise columns for
-nothing, and the best of three rates on the test part is taken.
+logistic regression, naive Bayes and forest on the test part, which is a choice that it does not pay for.
+
+`network` has a hidden layer in the place of the estimator, bounded by a clip, with two gifts: the rows standardise
+columns for nothing, and the best of three rates on the test part is taken.
 """
 
 from __future__ import annotations
