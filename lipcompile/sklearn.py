@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import assert_all_finite, check_random_state, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -416,13 +417,16 @@ def _warn_of_pipelines() -> None:
     while frame is not None:
         model = frame.f_locals.get("self") if frame.f_code.co_name == "fit" else None
         if isinstance(model, Pipeline):
-            learned = [
-                name for name, one in model.steps[:-1] if hasattr(one, "fit") and get_tags(one).requires_fit
-            ]
+            learned = [name for name, one in model.steps[:-1] if hasattr(one, "fit") and _learns(one)]
             _warn_of(learned, "of the pipeline", "columns are scaled here")
         elif isinstance(model, TransformedTargetRegressor) and get_tags(model.transformer_).requires_fit:
             _warn_of([type(model.transformer_).__name__], "of the target", "the target is scaled here")
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def _learns(transformer: Any) -> bool:
+    """Whether a transformer may have learned from the rows, and not from the number of columns alone."""
+    return type(transformer) is not PolynomialFeatures and get_tags(transformer).requires_fit
 
 
 def _warn_of(learned: Sequence[str], place: str, instead: str) -> None:

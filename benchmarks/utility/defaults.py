@@ -3,7 +3,8 @@
     python -m benchmarks.utility.defaults --data FOLDER [--sets NAME …] [--methods defaults network] [--seeds 5]
         [--json FILE] [--resume]
 
-`defaults` looks at nothing but the numbers of rows and columns; `search` has a private search, where it can pay.
+`defaults` looks at nothing but the numbers of rows and columns; `search` has a private search, where it can pay;
+`products` has the products of all pairs of columns beside them.
 All of ε is in the ledger. `diffprivlib` (its own environment: it needs an older scikit-learn) has the best of
 logistic regression, naive Bayes and forest on the test part, which is a choice that it does not pay for.
 
@@ -39,18 +40,23 @@ _HIDDEN, _RATES = 32, (0.03, 0.06, 0.12)  # of the network
 Output = Callable[[TabularSet, Parts, int], tuple[Any, float]]
 
 
-def ours(which: TabularSet, parts: Parts, search: bool) -> tuple[Any, float]:
+def ours(which: TabularSet, parts: Parts, search: bool, products: bool = False) -> tuple[Any, float]:
     """Return outputs on the part that is looked at, and ε."""
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures
+
     from lipcompile.sklearn import PrivateClassifier
 
-    model = PrivateClassifier(
+    private = PrivateClassifier(
         which.epsilon,
         delta=which.delta,
         bounds=(-1, 1),
         classes=range(parts.classes),
         search=search,
-    ).fit(parts.x, parts.y)
-    return model.decision_function(parts.x_seen), model.epsilon_
+    )
+    before = [PolynomialFeatures(interaction_only=True, include_bias=False)] if products else []
+    model = make_pipeline(*before, private).fit(parts.x, parts.y)
+    return model.decision_function(parts.x_seen), private.epsilon_
 
 
 def theirs(which: TabularSet, parts: Parts, seed: int) -> tuple[Any, float]:
@@ -102,6 +108,7 @@ def _probabilities(model: Any, parts: Parts) -> Any:
 METHODS: Mapping[str, Output] = {
     "defaults": lambda which, parts, _: ours(which, parts, False),
     "search": lambda which, parts, _: ours(which, parts, True),
+    "products": lambda which, parts, _: ours(which, parts, False, True),
     "diffprivlib": theirs,
     "network": network,
 }

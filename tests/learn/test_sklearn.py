@@ -25,7 +25,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, PolynomialFeatures, StandardScaler
 from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
@@ -199,6 +199,18 @@ def test_a_step_that_learns_from_the_rows_is_a_leak_that_is_said(cancer: tuple[A
     model = PrivateClassifier(classes=["benign", "malignant"], recipe={"steps": 1})
     with pytest.warns(PrivacyLeakWarning, match="standardscaler of the pipeline learned"):
         make_pipeline(StandardScaler(), model).fit(x, y)
+
+
+def test_products_of_columns_learn_their_number_alone() -> None:
+    """A class of one's own may learn more."""
+    x = np.random.default_rng(0).uniform(-1, 1, (60, 3))
+    model = PrivateClassifier(bounds=(-1, 1), classes=[False, True], recipe={"steps": 1})
+    products = PolynomialFeatures(interaction_only=True, include_bias=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyLeakWarning)
+        make_pipeline(products, model).fit(x, x[:, 0] > 0)
+    with pytest.warns(PrivacyLeakWarning, match="products of the pipeline learned"):
+        make_pipeline(type("Products", (PolynomialFeatures,), {})(), model).fit(x, x[:, 0] > 0)
 
 
 def test_a_target_that_is_scaled_by_the_rows_is_a_leak_that_is_said() -> None:
