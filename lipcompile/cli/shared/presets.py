@@ -51,6 +51,7 @@ class Recipe:
     Args:
         layer: of the features. Natural images keep their classes when they are mirrored, digits do not.
         steps: of the optimizer, about: there are whole epochs.
+        remark: line above the layer.
     """
 
     layer: str
@@ -60,12 +61,14 @@ class Recipe:
     optimizer: str
     steps: int
     average: str
+    remark: str = ""
 
 
+_MIRRORED = "        # Write whitened_scattering2d if a class changes when images are mirrored.\n"
 # By the number of channels: tuned on 28 by 28 grey and 32 by 32 coloured pixels.
 _RECIPES: Mapping[int, Recipe] = {
     1: Recipe("whitened_scattering2d", "strokes", 81, "0.4", "adam(lr=0.015)", 105, "0.25"),
-    3: Recipe("mirrored_scattering2d", "leaves", 96, "0.3", "sgd(lr=20, momentum=0.9)", 120, "0.5"),
+    3: Recipe("mirrored_scattering2d", "leaves", 96, "0.3", "sgd(lr=20, momentum=0.9)", 120, "0.5", _MIRRORED),
 }
 
 
@@ -132,7 +135,7 @@ def text_of(facts: Facts, epsilon: float, delta: float) -> str:
 model images {{
     input image: tensor{list(facts.shape)}, norm <= {radius}
     frozen {{
-        {recipe.layer}({channels}, source={recipe.source}, scales={scales}, power={recipe.power})
+{recipe.remark}        {recipe.layer}({channels}, source={recipe.source}, scales={scales}, power={recipe.power})
         flatten
     }}
     dense({facts.classes}, constraint=frobenius(100000), start=zero)  # the bound rests on what enters
