@@ -11,6 +11,7 @@ from lipcompile_torch.nn import functional as lf
 from lipcompile_torch.nn import scattering as runtime
 
 from lipcompile.ops.scattering import rules as scattering
+from lipcompile.ops.scattering import write
 from lipcompile.ops.scattering.rules import Scattering2d
 from lipcompile.pipeline import check
 from tests.emitters.test_emit import assert_within_bounds, build, derive
@@ -67,6 +68,18 @@ def test_both_have_the_same_filters(bank: Scattering2d) -> None:
         for scale in range(level, bank.scales):
             expected = [scattering.wavelet(bank, at, scale, angle) for angle in range(bank.angles)]
             np.testing.assert_allclose(runtime._wavelets(own, level, scale), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("bank", [Scattering2d(2, 4), Scattering2d(1, 3), Scattering2d(3, 8)])
+@pytest.mark.parametrize("centred", [False, True])
+def test_onnx_has_the_means_and_the_order_of_the_runtime(bank: Scattering2d, centred: bool) -> None:
+    for size in (24, 17):
+        own = runtime._Bank(size, size, bank.scales, bank.angles, centred)
+        for level in range(bank.scales + 1):
+            found = write.means(bank, size, level, centred=centred)
+            np.testing.assert_allclose(found, runtime._lowpass(own, size, level), atol=1e-12)
+    order = runtime.mirrored_order(bank.coefficients, bank.scales, bank.angles)
+    assert order.tolist() == write.mirrored(bank).tolist()
 
 
 def test_the_energy_of_one_filter_is_a_bound() -> None:

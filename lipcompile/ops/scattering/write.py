@@ -137,21 +137,23 @@ class _Cascade:
 
     def _averaged(self, u: str, level: int) -> str:
         """φ * u at every 2^J-th position, without the border: columns, then rows."""
-        down, along = (self._means(size, level).astype(np.float32) for size in self.sizes)
+        made = (means(self.bank, size, level, centred=self.centred) for size in self.sizes)
+        down, along = (matrix.astype(np.float32) for matrix in made)
         columns = self.writer.op("MatMul", u, self.writer.constant(along.T))
         return self.writer.op("MatMul", self.writer.constant(down), columns)
 
-    def _means(self, size: int, level: int) -> Array:
-        """Return what filters an axis that holds every 2^level-th position, [outputs, positions]."""
-        zero, (_, at) = np.zeros((1, 1)), frequencies(self.bank, (size, size), level)
-        response = lowpass(self.bank, (zero, at)) / np.sqrt(lowpass(self.bank, (zero, zero)))
-        step, padded_size = 2**self.bank.scales, self.bank.padded(size)
-        outputs = np.arange(step, padded_size - step, step)
-        if self.centred:
-            outputs = outputs - outputs.mean() + self.bank.padding(size)[0] + (size - 1) / 2
-        away = outputs[:, None] - np.arange(0, padded_size, 2**level)
-        found: Array = (response * np.cos(at * away[..., None])).mean(-1)
-        return found
+
+def means(bank: Scattering2d, size: int, level: int, *, centred: bool) -> Array:
+    """Return what φ makes of an axis that holds every 2^level-th position, [outputs, positions]."""
+    zero, (_, at) = np.zeros((1, 1)), frequencies(bank, (size, size), level)
+    response = lowpass(bank, (zero, at)) / np.sqrt(lowpass(bank, (zero, zero)))
+    step, padded_size = 2**bank.scales, bank.padded(size)
+    outputs = np.arange(step, padded_size - step, step)
+    if centred:
+        outputs = outputs - outputs.mean() + bank.padding(size)[0] + (size - 1) / 2
+    away = outputs[:, None] - np.arange(0, padded_size, 2**level)
+    found: Array = (response * np.cos(at * away[..., None])).mean(-1)
+    return found
 
 
 def mirrored(bank: Scattering2d) -> NDArray[np.int64]:

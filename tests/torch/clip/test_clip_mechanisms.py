@@ -69,7 +69,11 @@ def released(triple: Any, epochs: int = 1) -> list[tuple[Gradients, Gradients]]:
         if loader.current.complete:
             x, y = (torch.cat(part) for part in zip(*pieces, strict=True))
             pieces.clear()
-            wanted = expected(module, x, y) if len(x) else {n: torch.zeros_like(p) for n, p in module.named_parameters()}
+            wanted = (
+                expected(module, x, y)
+                if len(x)
+                else {n: torch.zeros_like(p) for n, p in module.named_parameters()}
+            )
             optimizer.step()
             pairs.append((dict(zip(names, optimizer.optimizer.seen[-1], strict=True)), wanted))
         else:
