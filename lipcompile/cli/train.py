@@ -108,6 +108,12 @@ if TYPE_CHECKING:
 @neighbours_option
 @click.option("--accountant", type=click.Choice(["pld", "rdp"]), help="Accountant; pld by default.")
 @click.option("--max-physical-batch", type=click.IntRange(1), help="Largest number of examples computed at once.")
+@click.option(
+    "--fixed-shape",
+    is_flag=True,
+    default=None,
+    help="Compute every batch in one shape, so that no example changes how others are rounded: slower.",
+)
 @click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")
 @click.option(
     "--resume",

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -44,6 +45,7 @@ _LEAST = 2.0**-60
 γ/b as well: gradients in float64 of 10⁻¹⁷⁰ have a norm that is computed as 0."""
 
 Note = Callable[[Tensor], None]
+NoteOfPass = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ def ticket_of(parameter: Tensor | None) -> Ticket | None:
 
 
 def group_gradients(
-    noted: Sequence[Noted], parameters: Sequence[Tensor], clip: Clip, note: Note | None = None
+    noted: Sequence[Noted], parameters: Sequence[Tensor], clip: Clip, note: NoteOfPass | None = None
 ) -> Iterator[Tensor]:
     """Return the clipped gradients of a group, summed over the examples of all forward passes, in the shapes of
     the parameters. They are not rounded to their dtypes, and each is computed when it is asked for.
@@ -261,7 +263,7 @@ def group_gradients(
         noted: uses of each parameter.
         parameters: of the group.
         clip: of the gradient of one example over the group.
-        note: is given the norms n_i of each forward pass, [B] in float64.
+        note: is given the number of each forward pass, and its norms n_i, [B] in float64.
 
     Raises:
         ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip
@@ -275,7 +277,10 @@ def group_gradients(
             )
     taken = [one.taken() for one in noted]
     passes = sorted({number for found in taken for number in found})
-    sums = [_of_pass([found.get(number, []) for found in taken], parameters, clip, note) for number in passes]
+    sums = [
+        _of_pass([found.get(number, []) for found in taken], parameters, clip, note and partial(note, number))
+        for number in passes
+    ]
     if len(sums) == 1:
         return sums[0]
     totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]

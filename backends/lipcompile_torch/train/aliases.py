@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from ..autograd import apply
-from ..clip.clipping import FEW, ClipGroup, ForwardPass, Note, Noted, group_gradients
+from ..clip.clipping import FEW, ClipGroup, ForwardPass, Noted, NoteOfPass, group_gradients
 from ..clip.example_gradients import Clip
 from ..noise.masks import Masks
 from ..sharding import add_sum_, is_shard
 from .loss_clipping import count_within
+from .sampler import Rows
 
 OVERLAP = (
     "two threads run forward passes of this module at once: run forward passes that record gradients "
@@ -135,7 +136,7 @@ class _Group:
     def names(self) -> tuple[str, ...]:
         return self.clips.parameters
 
-    def gradients(self, clip: Clip, note: Note | None = None) -> Iterator[Tensor]:
+    def gradients(self, clip: Clip, note: NoteOfPass | None = None) -> Iterator[Tensor]:
         """Return the clipped gradients, summed over the examples here, in the shapes of whole parameters."""
         return group_gradients(self.noted, self.read, clip, note)
 
@@ -167,6 +168,7 @@ class ParameterAliases:
         clipped: clip groups, with how many examples a backward pass brought there, since `reset`, in the same way.
         begin_backward: called when a backward pass comes to the module, before it reaches any parameter.
         masks: the secret seeds of the training.
+        drawn_rows: returns the rows of the examples that were drawn, if the batch is to have others too.
     """
 
     def __init__(self) -> None:
@@ -181,8 +183,10 @@ class ParameterAliases:
         self.normaliser: Callable[[], float] = lambda: 1.0
         self.lengths: Callable[[], Mapping[str, float]] = dict
         self.begin_backward: Callable[[], None] = lambda: None
+        self.drawn_rows: Callable[[], Rows | None] = lambda: None
         self._numbers = count()
         self._pass = ForwardPass()
+        self._rows: dict[int, Rows] = {}
         self.masks = Masks(wanted=False)
         self._owner: nn.Module | None = None
         self._held: dict[str, nn.Parameter] = {}
@@ -273,18 +277,22 @@ class ParameterAliases:
         self.within.clear()
         self.clipped.clear()
         self._aliases.clear()
+        self._rows.clear()
         for group in set(self._groups.values()):
             for noted in group.noted:
                 noted.forget()
 
     @contextmanager
-    def entered(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Let these layers read aliases of their watched parameters meanwhile.
+    def entered(self, layers: Iterable[nn.Module]) -> Iterator[Rows | None]:
+        """Let these layers read aliases of their watched parameters meanwhile; return the rows of the examples.
 
         Raises:
             RuntimeError: another forward pass began meanwhile, in a thread: their uses could be confused.
         """
         own = self._pass.number = next(self._numbers)
+        rows = self.drawn_rows()
+        if rows is not None:
+            self._rows[own] = rows
         placed = [
             (layer, role, self._alias(parameter))
             for layer in layers
@@ -295,7 +303,7 @@ class ParameterAliases:
         for layer, role, alias in placed:
             vars(layer)[role] = alias  # found before `_parameters`, which still hold the parameter itself
         try:
-            yield
+            yield rows
         finally:
             for layer, role, _ in placed:
                 vars(layer).pop(role, None)
@@ -329,7 +337,9 @@ class ParameterAliases:
         moved = self.lengths().get(clips.name)
         clip = (clips if moved is None else replace(clips, length=moved)).clip(self.normaliser())
 
-        def note(norms: Tensor) -> None:
+        def note(number: int, norms: Tensor) -> None:
+            rows = self._rows.get(number)
+            norms = norms if rows is None else rows.picked(norms)  # the others are no examples
             self.clipped.append((group, len(norms)))
             if moved is not None:
                 self.within.append((clips.name, count_within(norms, clip.length)))

@@ -62,6 +62,9 @@ class EngineOptions(TypedDict, total=False):
         noise: how the noise is shared among parameters, see `noise.mechanism.allocate`; "global" by default.
         sampling: how batches are drawn and accounted, see `sampling`; "poisson" by default.
         max_physical_batch: most examples at once; larger batches arrive in pieces whose gradients add up.
+        fixed_shape: compute every batch in the shape of the largest that is counted on, or of
+            `max_physical_batch`: examples take random rows of it, the others are zeros. Then no example changes
+            how torch rounds the numbers of others. A step takes longer, and its time says less of its batch.
         seed: makes the run repeatable and NOT private.
         correlation: what correlates the noise from step to step, see `planning.Correlation`; it chooses the
             sampling that it is proved for. By default what the module was compiled with, its `noise_strategy`;
@@ -77,6 +80,7 @@ class EngineOptions(TypedDict, total=False):
     noise: Allocation
     sampling: Sampling | None
     max_physical_batch: int | None
+    fixed_shape: bool
     seed: int | None
     correlation: Correlation | None
     loss_clip: ClipLength | None
@@ -164,7 +168,8 @@ class PrivacyEngine:
         options = _correlated(emitted, options)
         clips = _clips(emitted, options)
 
-        def gradients(normaliser: float, pieces: int) -> Gradients:
+        def gradients(loader: PrivateLoader) -> Gradients:
+            normaliser = float(loader.expected_batch_size)
             return LipschitzGradients(
                 module,  # type: ignore[arg-type]  # just checked
                 optimizer,
@@ -173,7 +178,8 @@ class PrivacyEngine:
                 Thresholds(clips, float(noise_multiplier), normaliser),
                 options.get("fixed_norm", False),
                 self.world,
-                pieces,
+                loader.pieces,
+                loader.drawn_rows,
             )
 
         private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, options)
@@ -207,6 +213,8 @@ class PrivacyEngine:
         for name in ("loss_clip", "clip_length"):
             if options.get(name) is not None:
                 raise PrivacyError(f"per-example gradients are clipped already: leave {name} out")
+        if options.get("fixed_shape"):
+            raise PrivacyError("fixed_shape is for modules that are compiled: leave it out, or use make_private")
         clipped = ClippedGradients(
             without_ddp(module, self.world),
             clipping,
@@ -215,7 +223,7 @@ class PrivacyEngine:
             chunk_size=chunk_size,
         )
 
-        def gradients(_: float, __: int) -> Gradients:
+        def gradients(_: PrivateLoader) -> Gradients:
             return PerExampleGradients(clipped, optimizer, options.get("noise", "global"), self.world)
 
         private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, options)
@@ -225,7 +233,7 @@ class PrivacyEngine:
         self,
         optimizer: Optimizer,
         data_loader: DataLoader[Any],
-        make_gradients: Callable[[float, int], Gradients],
+        make_gradients: Callable[[PrivateLoader], Gradients],
         noise_multiplier: float,
         max_steps: int | None,
         options: EngineOptions,
@@ -236,7 +244,7 @@ class PrivacyEngine:
         strategy, loader = self._prepare(data_loader, max_steps, options)
         self._agree(loader, noise_multiplier, max_steps, options)
         release = self._release(loader, noise_multiplier)
-        gradients = make_gradients(float(loader.expected_batch_size), loader.pieces)
+        gradients = make_gradients(loader)
         own_seed = None if seed is None else seed + 2 * self.world.rank  # the sampler's is one more than rank 0's
         source = NoiseSource(own_seed, _normals(options), None if strategy is None else strategy.stream())
         gradients.check(noise_multiplier)
@@ -368,7 +376,10 @@ class PrivacyEngine:
         """Refuse, with RankError, another plan on another process."""
         plan = {
             "noise": (sigma, *map(options.get, ("noise", "secure", "seed", "correlation"))),
-            "batches": (loader.size, loader.batch_size, loader.max_physical_batch, loader.scheme.drawing),
+            "batches": (
+                *(loader.size, loader.batch_size, loader.max_physical_batch),
+                *(loader.fixed_shape, loader.scheme.drawing),
+            ),
             "accounting": (self.relation, self.accountant, max_steps),
         }
         views = self.world.each("make a module private", lambda: plan)
@@ -426,7 +437,8 @@ class PrivacyEngine:
         sampling, groups = sampling_for(strategy, options.get("sampling"))
         drawing = drawing_of(data_loader, sampling, groups)
         seed = None if seed is None else seed + 1
-        loader = PrivateLoader(data_loader, limit, seed, drawing, self.relation, self.world)
+        fixed = bool(options.get("fixed_shape"))
+        loader = PrivateLoader(data_loader, limit, seed, drawing, self.relation, self.world, fixed)
         if strategy is not None:
             check_participation(strategy, per_epoch)
             for name in ("loss_clip", "clip_length"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, dtype, nn
@@ -25,7 +25,7 @@ from .gradient_watch import GradientWatch
 from .loss_clipping import Thresholds
 from .module import LipschitzModule
 from .reduction import Reduction, without_ddp
-from .sampler import LogicalBatch
+from .sampler import LogicalBatch, Rows
 
 
 class Gradients(Protocol):
@@ -133,6 +133,7 @@ class LipschitzGradients:
         fixed_norm: scale weights to the bounds of their constraints, not only down to them.
         world: the processes that train the module together.
         pieces: how many parts a batch arrives in at most, whose gradients are added one after the other.
+        drawn_rows: see `aliases.ParameterAliases`.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class LipschitzGradients:
         fixed_norm: bool = False,
         world: World = ALONE,
         pieces: int = 1,
+        drawn_rows: Callable[[], Rows | None] = lambda: None,
     ) -> None:
         self.module: LipschitzModule = without_ddp(module, world)
         self._fixed_norm = fixed_norm
@@ -152,7 +154,7 @@ class LipschitzGradients:
         self._normaliser, self.thresholds = normaliser, thresholds or Thresholds({}, 1.0, normaliser)
         self._clips: tuple[float | None, dict[str, float]] = None, {}
         self._parameters = checks.trainable(self.module)
-        self._pieces = max(pieces, _PIECES)
+        self._pieces, self._drawn_rows = max(pieces, _PIECES), drawn_rows
         self._depth = DEPTH + self._pieces + world.size
         self._gate_slack = 0.0
         self._long_slacks: dict[dtype, float] = {}
@@ -195,7 +197,8 @@ class LipschitzGradients:
             self._project()
         self._set_clips()
         self._batch = self.module.gate.batch = object()
-        self.module.gate.aliases.begin_backward = self._watch.begin_backward
+        aliases = self.module.gate.aliases
+        aliases.begin_backward, aliases.drawn_rows = self._watch.begin_backward, self._drawn_rows
 
     def _set_clips(self) -> None:
         """Give the module the thresholds of the next batch."""

@@ -29,6 +29,37 @@ from ..noise.processor import KEY_BYTES, keyed
 from .sampling import OTHER_ITERATION, SamplingError, Scheme, scheme_for
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows that the examples of a piece take among those of a batch of fixed shape; the others are zeros.
+
+    Args:
+        taken: int64 [n], all different.
+        count: of all rows.
+    """
+
+    taken: Tensor
+    count: int
+
+    def spread(self, examples: Tensor) -> Tensor:
+        """Return examples [n, …] in their rows [count, …].
+
+        Raises:
+            ValueError: another number of examples.
+        """
+        if len(examples) != len(self.taken):
+            raise ValueError(
+                f"a batch of fixed shape goes through the module whole: {len(self.taken)} examples were drawn, "
+                f"and {len(examples)} came; to compute fewer at once, give make_private a max_physical_batch"
+            )
+        rows = examples.new_zeros(self.count, *examples.shape[1:])
+        return rows.index_copy(0, self.taken.to(examples.device), examples)
+
+    def picked(self, rows: Tensor) -> Tensor:
+        """Return the rows [n, …] of the examples among [count, …]."""
+        return rows.index_select(0, self.taken.to(rows.device))
+
+
 @dataclass(slots=True)
 class LogicalBatch:
     """The examples of one training step, which may arrive in several physical batches.
@@ -40,6 +71,7 @@ class LogicalBatch:
         step, round: its number in the run, and that of the charge that covers it; see `sampling.Drawn`.
         total: how many examples were drawn, for all processes.
         digest: of the examples that were drawn, for all processes; empty if there is but one process.
+        rows: of the examples of the physical batch that was yielded last; None if its shape is their number.
     """
 
     examples: int
@@ -49,6 +81,7 @@ class LogicalBatch:
     complete: bool = False
     total: int = 0
     digest: bytes = b""
+    rows: Rows | None = None
 
 
 class PrivateLoader:
@@ -69,6 +102,7 @@ class PrivateLoader:
     Args:
         loader: its data set, batch size, `collate_fn` and worker settings are used; its order is not.
         max_physical_batch: most examples of one piece; None: no limit.
+        fixed_shape: every piece is computed in one shape, see `LogicalBatch.rows`.
         seed: None: the operating system's entropy. A seed makes the batches repeatable and is not private.
         drawing: how batches are drawn, of the sizes of `loader`; None: Poisson.
         relation: the neighbouring relation that it is to be accounted under.
@@ -87,12 +121,14 @@ class PrivateLoader:
         drawing: Drawing | None = None,
         relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
         world: World = ALONE,
+        fixed_shape: bool = False,
     ) -> None:
         drawing = drawing or drawing_of(loader)
         if max_physical_batch is not None and max_physical_batch < 1:
             raise SamplingError(f"max_physical_batch must be at least 1, or None; got {max_physical_batch}")
         self.dataset = loader.dataset
         self.max_physical_batch = max_physical_batch
+        self.fixed_shape = fixed_shape
         self.current: LogicalBatch | None = None
         self.before_batch: Callable[[], None] = _nothing
         self._newest = -1
@@ -150,7 +186,12 @@ class PrivateLoader:
                     "physical batches were requested after the step of their logical batch: start a new iteration"
                 )
             self.current.position, self.current.complete = piece.position, piece.complete
+            self.current.rows = piece.rows
             yield batch
+
+    def drawn_rows(self) -> Rows | None:
+        """Return the rows of the examples that were yielded last, until their step; see `LogicalBatch`."""
+        return None if self.current is None else self.current.rows
 
     def close(self) -> None:
         """Mark the current logical batch as used up."""
@@ -159,18 +200,35 @@ class PrivateLoader:
     def _plan(self) -> Iterator[tuple[Tensor, LogicalBatch]]:
         """Yield (indices, what piece of which logical batch they are) for one epoch."""
         for drawn in self.scheme.epoch():
-            pieces, digest = self._share(drawn.indices), self._digest(drawn.indices)
-            batch = LogicalBatch(sum(map(len, pieces)), drawn.step, drawn.round, total=len(drawn.indices))
-            for position, piece in enumerate(pieces):
+            shared, digest = self._placed if self.fixed_shape else self._share, self._digest(drawn.indices)
+            pieces = list(shared(drawn.indices))
+            examples = sum(len(piece) for piece, _ in pieces)
+            batch = LogicalBatch(examples, drawn.step, drawn.round, total=len(drawn.indices), digest=digest)
+            for position, (piece, rows) in enumerate(pieces):
                 last = position == len(pieces) - 1
-                yield piece, replace(batch, position=position, complete=last, digest=digest)
+                yield piece, replace(batch, position=position, complete=last, rows=rows)
 
-    def _share(self, indices: Tensor) -> list[Tensor]:
-        """Return what this process gets of a batch, in the pieces that rank 0, which gets most, needs at least."""
+    def _share(self, indices: Tensor) -> Iterator[tuple[Tensor, None]]:
+        """Yield what this process gets of a batch, in the pieces that rank 0, which gets most, needs at least."""
         share = indices[self._world.rank :: self._world.size]
         most = max(1, -(-len(indices) // self._world.size))
         limit = self.max_physical_batch or most
-        return [share[start : start + limit] for start in range(0, most, limit)]
+        yield from ((share[start : start + limit], None) for start in range(0, most, limit))
+
+    def _placed(self, indices: Tensor) -> Iterator[tuple[Tensor, Rows]]:
+        """Yield what this process gets of a batch whose examples take random rows among those of all pieces of all
+        processes.
+
+        One example more takes a row that was free, and the others are as likely to lie where they lay. Pieces are
+        as many as hold the examples that a batch is counted on to have: more are drawn with probability 1e-14.
+        """
+        world, most = self._world.size, math.ceil(most_examples(self.expected_batch_size))
+        count = self.max_physical_batch or -(-most // world)
+        pieces = -(-max(most, len(indices)) // (count * world))
+        places = self.scheme.places(len(indices), pieces * world * count)
+        for number in range(self._world.rank, pieces * world, world):
+            inside = places // count == number
+            yield indices[inside], Rows(places[inside] % count, count)
 
     def _digest(self, indices: Tensor) -> bytes:
         if self._world is ALONE:

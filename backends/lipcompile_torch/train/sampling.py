@@ -96,6 +96,10 @@ class Scheme(ABC):
     def batch(self, step: int) -> Tensor:
         """Return the indices of the examples of a step, int64 [n]."""
 
+    def places(self, examples: int, count: int) -> Tensor:
+        """Return different places for so many examples among `count`, at random, int64 [examples]."""
+        return self._uniform(count).argsort()[:examples]
+
     def _uniform(self, count: int) -> Tensor:
         """Return uniform multiples of 2^-53 below 1, float64 [count]."""
         words = np.empty(count + count % 2, np.uint64)  # a generator gives an even number of words

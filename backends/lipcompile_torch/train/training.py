@@ -72,6 +72,7 @@ class TrainConfig:
         neighbours: "add_remove" or "replace_one".
         accountant: "pld" or "rdp".
         max_physical_batch: most examples computed at once.
+        fixed_shape: compute every batch in one shape, see `engine.EngineOptions`.
         seed: makes the run repeatable and NOT private.
         resume: go on from the checkpoint in `output`.
         device: "auto", "cpu" or "cuda".
@@ -98,6 +99,7 @@ class TrainConfig:
     neighbours: str = "add_remove"
     accountant: Accountant = "pld"
     max_physical_batch: int | None = None
+    fixed_shape: bool = False
     seed: int | None = None
     resume: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -250,6 +252,7 @@ class _Training:
             noise_multiplier=plan.noise_multiplier,
             noise=config.noise,
             max_physical_batch=config.max_physical_batch,
+            fixed_shape=config.fixed_shape,
             seed=config.seed,
             max_steps=plan.steps_left,
             sampling=way.drawing.sampling,
@@ -397,7 +400,7 @@ def predict(output: Tensor, axis: int | None = -1) -> Tensor:
 
 def _identity(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that a resumed run must share: those that budget and course of training rest on."""
-    free = {"output", "resume", "device", "max_physical_batch", "seed", "secure", "cache_features"}
+    free = {"output", "resume", "device", "max_physical_batch", "fixed_shape", "seed", "secure", "cache_features"}
     return {name: value for name, value in asdict(config).items() if name not in free}
 
 

@@ -26,6 +26,7 @@ DEFAULTS = {
     "noise": "per_layer",
     "fixed_norm": False,
     "secure": False,
+    "fixed_shape": False,
     "cache_features": True,
     "neighbours": "add_remove",
     "accountant": "pld",

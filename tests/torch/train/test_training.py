@@ -357,7 +357,7 @@ def test_ways_without_an_analysis_are_refused(tmp_path: Path, changes: Any, mess
 
 def test_secure_noise_weights_and_clips_reach_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {"*": 1.0, "outer.weight": 0.5}
-    options = {"secure": True, "noise": weights, "loss_clip": 0.5, "fixed_norm": True}
+    options = {"secure": True, "noise": weights, "loss_clip": 0.5, "fixed_norm": True, "fixed_shape": True}
     asked: list[dict[str, Any]] = []
     make_private = PrivacyEngine.make_private
 
