@@ -127,11 +127,17 @@ def _private(task: Task, module: Any, how: Mapping[str, Any]) -> Iterator[int]:
             yield len(x)
 
 
-def _clip(task: Task) -> Iterator[int]:
-    """Private training of torch's own layers, ReLU and max-pooling, each example's gradient clipped as a whole."""
-    module = lipcompile.private(task.relu().cpu(), tuple(task.data.tensors[0].shape[1:]), bounds="clip")
-    yield 0
-    yield from _private(task, module.to(task.device), FIXED_SIZE)
+def _clip(how: Mapping[str, Any]) -> Contestant:
+    """Return private training of torch's own layers, ReLU and max-pooling, each example's gradient clipped as a
+    whole, with options of `make_private`.
+    """
+
+    def train(task: Task) -> Iterator[int]:
+        module = lipcompile.private(task.relu().cpu(), tuple(task.data.tensors[0].shape[1:]), bounds="clip")
+        yield 0
+        yield from _private(task, module.to(task.device), how)
+
+    return train
 
 
 def _correlated(task: Task) -> Iterator[int]:
@@ -172,13 +178,14 @@ CONTESTANTS: dict[str, Contestant] = {
     "global": ours(FIXED_SIZE | {"noise": "global"}),
     "per_layer": ours(FIXED_SIZE | {"noise": "per_layer"}),
     "optimal": ours(FIXED_SIZE | {"noise": "optimal"}),
-    "clip": _clip,
+    "clip": _clip(FIXED_SIZE),
+    "fixed shape": _clip(FIXED_SIZE | {"fixed_shape": True}),
     "correlated": _correlated,
     "secure": ours(FIXED_SIZE | {"noise": "optimal", "secure": True}),
     "hooks": opacus("hooks"),
     "ghost": opacus("ghost"),
 }
-DEFAULT = tuple(name for name in CONTESTANTS if name != "secure")
+DEFAULT = tuple(name for name in CONTESTANTS if name not in ("secure", "fixed shape"))
 
 
 def start(name: str, task: Task) -> Iterator[int]:

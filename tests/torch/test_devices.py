@@ -37,6 +37,7 @@ CONVNET = (
     " loss cross_entropy"
 )
 MASKED = "input x: tensor[6], norm <= 2\n dense(8) dropout(0.5) dense(3)\n loss cross_entropy"
+LEAVES = "scattering2d(4, source=leaves, scales=1, angles=4, floor=0.1, images=12)"
 STEPS, BATCH = 3, 16
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
@@ -129,6 +130,9 @@ def test_another_device_takes_the_same_steps(
         {"noise": "per_layer"},
         {"sampling": "fixed_size"},
         {"max_physical_batch": 5},
+        {"fixed_shape": True},
+        {"correlation": {"kind": "correlated", "bands": 2}, "max_steps": STEPS},
+        {"correlation": {"kind": "blt", "buffers": 2}, "max_steps": STEPS},
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -139,6 +143,21 @@ def test_another_device_takes_the_same_steps_with_options(
     here = trained(MLP, tmp_path / "here", bounds, **options)
     for one, other in zip(here, trained(MLP, tmp_path / "there", bounds, elsewhere(), **options), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("features", ["scattering2d(1, 4)", f"whitened_{LEAVES}", f"mirrored_{LEAVES}"])
+def test_features_of_another_device_are_the_same(
+    features: str, tmp_path: Path, elsewhere: Callable[[], torch.device]
+) -> None:
+    path, x = tmp_path / "net.lip", torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    frozen = f"frozen {{ {features} flatten }}"
+    path.write_text(
+        f"model net {{ input x: tensor[3, 8, 8], norm <= 14; {frozen}; dense(3); loss cross_entropy }}"
+    )
+    module = instantiate(tmp_path / "net.py", find().emit(pipeline.check(str(path), ModelOptions())))
+    here, device = module.frozen_features(x), elsewhere()
+    there = module.to(device).frozen_features(x.to(device)).cpu()
+    torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("body", NETWORKS.values(), ids=NETWORKS)

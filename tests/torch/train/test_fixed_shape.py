@@ -25,6 +25,7 @@ from tests.torch.clip_nets import NETWORKS, model
 from tests.torch.private_net import Net, Recorder, data
 
 HARDLY = 1e-9
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 
 
 def private(module: Any, examples: TensorDataset, batch_size: int, **options: Any) -> Any:
@@ -188,18 +189,20 @@ def at_kinks(equal: TensorDataset, length: float) -> Any:
             self.project_()
 
     torch.manual_seed(3)
-    module: Any = Kinks()
     x = equal.tensors[0]
+    module: Any = Kinks().to(x.device)
     with torch.no_grad():  # up to the last bit, which is that of another order of additions in another batch
         module.inner.bias.copy_(-nn.functional.linear(x, module.inner.weight)[0])
     return module
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("examples", [16, 64, 139])
-def test_an_example_less_moves_the_sum_by_its_own_gradient(examples: int) -> None:
+def test_an_example_less_moves_the_sum_by_its_own_gradient(examples: int, device: str) -> None:
     length, sums = 0.5, []
-    x = torch.randn(1, 784, generator=torch.Generator().manual_seed(4))
-    equal = TensorDataset(x.expand(examples, 784).contiguous(), torch.zeros(examples, dtype=torch.long))
+    x = torch.randn(1, 784, generator=torch.Generator().manual_seed(4)).to(device)
+    labels = torch.zeros(examples, dtype=torch.long, device=device)
+    equal = TensorDataset(x.expand(examples, 784).contiguous(), labels)
     for count in (examples, examples - 1):
         triple = private(at_kinks(equal, length), equal, examples, seed=0)
         sums.append(sum_over(triple, count))
