@@ -32,8 +32,10 @@ def round_up(value: Fraction, digits: int) -> Fraction:
     """Return the least decimal of about so many significant digits that is not below `value` >= 0."""
     if value == 0:
         return value
-    shift = Fraction(10) ** (digits - 1 - math.floor(_log10(value)))
-    return Fraction(math.ceil(value * shift)) / shift
+    places = digits - 1 - math.floor(_log10(value))
+    shift, back = 10 ** max(places, 0), 10 ** max(-places, 0)
+    steps = -(-value.numerator * shift // (value.denominator * back))
+    return Fraction(steps * back, shift)
 
 
 def upward(value: float, digits: int = 7) -> str:

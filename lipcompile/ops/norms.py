@@ -106,7 +106,9 @@ def _normalised(entries: Array) -> tuple[Array, int]:
 
 def _rounded_up(bound: float, exponent: int) -> Fraction:
     """Return bound·2^exponent, rounded up to a few digits so that people can read it."""
-    return round_up(Fraction(bound) * Fraction(2) ** exponent, _DIGITS)
+    numerator, denominator = bound.as_integer_ratio()
+    exact = Fraction(numerator << max(exponent, 0), denominator << max(-exponent, 0))
+    return round_up(exact, _DIGITS)
 
 
 def _frobenius(entries: Array) -> float:
