@@ -23,8 +23,17 @@ Polynomial = Mapping[Any, Any]
 def total(terms: Sequence[Any]) -> Any:
     """Write the sum of one or more expressions, with powers of symbols that all of them share in front."""
     shared = common(terms)
-    rest = terms if shared == 1 else [term / shared for term in terms]
+    rest = terms if shared == 1 else [_divided(term, shared) for term in terms]
     return sympy.Mul(shared, _added(rest))
+
+
+def _divided(term: Any, shared: Any) -> Any:
+    """Return term/shared, by leaving factors out where that is all: sympy would look at all others again."""
+    taken, factors = sympy.Mul.make_args(shared), sympy.Mul.make_args(term)
+    rest = [factor for factor in factors if factor not in taken]
+    if len(rest) + len(taken) == len(factors) and not any(factor.is_number for factor in rest):
+        return sympy.Mul._from_args(rest)
+    return term / shared
 
 
 def common(terms: Sequence[Any]) -> Any:

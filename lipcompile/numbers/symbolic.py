@@ -70,7 +70,10 @@ class Formula:
         return Formula(other - self.expression)
 
     def __mul__(self, other: Formula | int) -> Formula:
-        return Formula(self.expression * _expression(other))
+        factor = _expression(other)
+        if self.expression is sympy.S.One:
+            return Formula(factor)
+        return self if factor is sympy.S.One else Formula(self.expression * factor)
 
     __rmul__ = __mul__
 

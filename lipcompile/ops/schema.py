@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -104,6 +105,7 @@ def suggested(help_line: str) -> str | None:
     return found[1] if found else None
 
 
+@functools.cache  # the hints of a class are read from their text, which takes longer than all else here
 def _fields(record: Any) -> dict[str, tuple[Any, bool]]:
     hints = get_type_hints(record, include_extras=True)
     return {f.name: (hints[f.name], f.default is dataclasses.MISSING) for f in dataclasses.fields(record)}

@@ -55,13 +55,15 @@ _MOST_OPERATIONS, _MOST_OPERANDS = 100, 8
 
 
 class _Sums(Printer):  # type: ignore[misc]
-    """Orders sums as sympy does; those of a number and one more term without evaluating them, which is slow."""
+    """Orders sums as sympy does; those of symbols, or of a number and one more term, without evaluating them."""
 
     def _as_ordered_terms(self, expr: Any, order: str | None = None) -> list[Any]:
         first, *rest = expr.args
         plain = len(rest) == 1 and first.is_Rational and not rest[0].is_number
         if plain and order is None and self.order is None and not rest[0].could_extract_minus_sign():
             return [rest[0], first]
+        if order is None and self.order is None and all(term.is_Symbol for term in expr.args):
+            return sorted(expr.args, key=lambda symbol: symbol.name)
         return list(super()._as_ordered_terms(expr, order))
 
 
@@ -101,6 +103,14 @@ def _is_open(factor: Any) -> bool:
 
 class _Text(_Sums, StrPrinter):  # type: ignore[misc]
     """Prints infinity as people do."""
+
+    def _print_Mul(self, expr: Any) -> str:  # noqa: N802
+        """Write symbols before one sum, as sympy does after it has evaluated that sum to sort them."""
+        sums = [factor for factor in expr.args if factor.is_Add]
+        names = [factor.name for factor in expr.args if factor.is_Symbol]
+        if self.order is None and len(sums) == 1 and len(names) + 1 == len(expr.args):
+            return "*".join([*sorted(names), f"({self._print(sums[0])})"])
+        return str(super()._print_Mul(expr))
 
     def _print_Infinity(self, expr: Any) -> str:  # noqa: ARG002, N802
         return "∞"
