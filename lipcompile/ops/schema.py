@@ -54,7 +54,7 @@ def bind(
 
     `also` lists arguments that the caller takes itself: they are offered when a name is misspelt.
     """
-    fields = _fields(record)
+    fields = _fields(record)  # type: ignore[arg-type]  # mypy: classes have a hash
     names = list(fields)
     if len(positional) > len(names):
         plural = "" if len(names) == 1 else "s"

@@ -21,6 +21,7 @@ import sympy
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
+from sympy.printing.str import StrPrinter
 
 from lipcompile import pipeline
 from lipcompile.analysis import disjoint_parts
@@ -256,6 +257,21 @@ def test_no_extreme_loses_an_operand_that_counts(seed: int) -> None:
         for _ in range(100):
             at = random.expovariate(1), random.expovariate(1)
             assert found(*at) == pytest.approx(whole(each(*at)), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_products_with_one_sum_are_printed_and_divided_as_sympy_does(seed: int) -> None:
+    """The printer of sympy, and its division, are the oracles of what is written without evaluating sums."""
+    random = Random(seed)
+    symbols = [sympy.Symbol(name, positive=True) for name in ("L", "L_R", "X_0", "K_a", "748.5", "10.5", "u")]
+    one, other, *factors = random.sample(symbols, 5)
+    shared = one ** random.choice([1, 2])
+    for total in (one + other, other + sympy.Rational(random.randint(1, 9), 2), sympy.Add(*symbols)):
+        for number in (1, 2, sympy.sqrt(2), sympy.Rational(1, 3)):
+            product = sympy.Mul(number, *factors[: random.randint(0, 3)], total)
+            for formula in (product, product + one, -product, 1 / product, product**2):
+                assert formulas._Text({}).doprint(formula) == StrPrinter({}).doprint(formula)
+            assert simplify._divided(shared * product, shared).args == (shared * product / shared).args
 
 
 def test_long_chains_of_names_have_an_order(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from functools import cached_property
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ HEADROOM = 1 + Fraction(1, 2**20)
 TOLERANCE = 1 + Fraction(1, 10**6)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what is asked for several times is computed once
 class Use:
     """A tensor in one role of one node."""
 
@@ -55,13 +56,18 @@ class Use:
         """What makes two tensors the same parameter."""
         return self.known.sources, self.known.moves
 
-    @property
+    @cached_property
     def site(self) -> Site[Any]:
         """The node around it; raises `Refusal` where the op does not apply."""
         inputs = (self.example,)
         return Site(self.attributes, inputs, self.op.shape(self.attributes, inputs))
 
-    @property
+    @cached_property
+    def length(self) -> Fraction:
+        """The root of the sum of squares of the tensor, rounded up; raises ValueError if it is not finite."""
+        return norms.euclidean_norm(self.known.array)
+
+    @cached_property
     def room(self) -> Fraction:
         """1/√P, rounded up, for a bias that is added at P positions; 1 for tokens, which are added at one."""
         positions = self.site.entries // self.known.array.size if self.role == "bias" else 1
@@ -282,7 +288,7 @@ class Parameters:
         """
         if trainable and self.options.bias_bound is not None:
             return self.options.bias_bound
-        stored = _roomy(norms.euclidean_norm(array)) if _is_finite(array) else Fraction(1)
+        stored = _roomy(use.length) if _is_finite(array) else Fraction(1)
         if not trainable or self.options.constraint == "keep":
             return stored
         return min(ONE, max(stored, use.room))
@@ -305,7 +311,7 @@ def _roomy(norm: Fraction) -> Fraction:
 
 def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
     """Return why the tensor is outside its constraint, or the empty string."""
-    stored = norms.euclidean_norm(array)
+    stored = use.length
     if kind in ("box", "rows"):
         norm = _stored_norm(kind, array)
     elif kind in ("frobenius", "ball"):
