@@ -106,6 +106,7 @@ def test_clipped_gradients_are_as_far_apart_as_clips_allow(body: str, capsys: Ca
     assert 0.95 < found["separation"] <= 1 + 1e-6
 
 
+@pytest.mark.nightly
 def test_an_audit_of_a_clip_comes_as_near_the_claim_as_one_of_a_theorem(capsys: Capture) -> None:
     """Two audits, each refuted by at most 5 % of seeds. Of the 200 coins of each, the 100 surest are guessed; that
     fewer than 90 of them are right has a probability of 2e-2.

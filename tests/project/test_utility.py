@@ -116,6 +116,7 @@ def test_test_parts_are_drawn_anew() -> None:
     assert all(not (test & validation) for validation in seen[4:])
 
 
+@pytest.mark.nightly
 def test_the_benchmark_runs_on_generated_data(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the extra `bench`")
     source = np.random.default_rng(0)
