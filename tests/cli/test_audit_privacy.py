@@ -81,6 +81,7 @@ def test_json_has_stable_keys(capsys: Capture) -> None:
     assert found["separation"] == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_network_of_tokens_comes_near_its_bounds(capsys: Capture) -> None:
     found = report("--canaries 20 --steps 1", capsys, TOKENS)
     assert found["ok"]

@@ -122,7 +122,7 @@ def test_a_wrapper_is_refused_with_the_fix() -> None:
 @pytest.mark.parametrize(
     "network",
     by_day(
-        {"vectors", "images", "tokens of a table", "shared"},
+        {"vectors", "shared"},
         ["vectors", "images", "tokens of a table", "shared", "recurrent"],
     ),
 )
