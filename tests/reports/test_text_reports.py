@@ -19,6 +19,7 @@ from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.pipeline import check
 from lipcompile.reports import latex, markdown
 from lipcompile.reports.document import Curve, Document, Privacy, document
+from tests.nights import by_day
 from tests.reports.html_pages import OPEN, full
 
 ROOT = Path(__file__).parents[2]
@@ -245,8 +246,9 @@ def test_the_size_of_a_report_does_not_depend_on_the_depth(tmp_path: Path) -> No
         assert "row with × stands for" in many.replace(r"\(\times\)", "×")
 
 
-def test_two_thousand_layers_that_do_not_repeat(tmp_path: Path) -> None:
-    layers = " ".join(f"dense(2, bias=0.0{i % 71:02}{i % 89:02}1)" for i in range(2000))
+@pytest.mark.parametrize("count", by_day({2000}, [2000, 5000]))
+def test_thousands_of_layers_that_do_not_repeat(count: int, tmp_path: Path) -> None:
+    layers = " ".join(f"dense(2, bias=0.0{i % 71:02}{i % 89:02}1)" for i in range(count))
     shown = document(
         derivation(tmp_path, f"model m {{ input x: tensor[2], norm <= 1 {layers} dense(1) loss hinge }}")
     )
