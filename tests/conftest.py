@@ -25,9 +25,13 @@ for device in (torch.cuda, torch.xpu, torch.mtia):
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay until the end: the garbage collector need not look at them again and again."""
+    """Modules and tests stay until the end: the garbage collector need not look at them again and again.
+
+    It looks at what tests make three hundred times less often, which took a fifth of an export by torch.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(200_000, 10, 10)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,7 +6,7 @@ are evaluated by sympy in 60 digits, since their terms may cancel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
@@ -27,9 +27,11 @@ from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.closed_form import _same_number
 from lipcompile.numbers.known import Definition
 from lipcompile.numbers.symbolic import MaxOver
+from tests.nights import by_day
 from tests.suprema import supremum
 
 DEPTHS = range(1, 41)
+BY_DAY = (*range(1, 11), 20, 40)
 DIGITS = 60
 CLOSE = 1e-12
 
@@ -176,6 +178,7 @@ LOOSE = {
     "attention": """residual(mean) {{ layer_norm(floor=1) attention(2) }}
                     residual(mean) {{ dense(4, bias={b}) relu }}""",
 }
+PAIRS = [(norm, family) for norm in (0.01, 1, 100) for family in LOOSE]
 
 VALUES = {"u": "1.25", "v": "0.8", "b": "0.5", "w": "0.25", "k": "2"}
 
@@ -190,10 +193,13 @@ def test_rates_are_told_apart_and_nothing_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_closed_forms_are_the_unrolled_numbers_at_every_depth(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("depths", by_day({0}, [BY_DAY, DEPTHS]), ids=["day", "night"])
+def test_closed_forms_are_the_unrolled_numbers_at_every_depth(
+    family: str, depths: Sequence[int], tmp_path: Path
+) -> None:
     source = network(FAMILIES[family].format(**VALUES), FAR.get(family, 1))
     open_analysis = analysed(source, tmp_path)
-    for depth in DEPTHS:
+    for depth in depths:
         agree(source, depth, open_analysis, tmp_path)
 
 
@@ -203,9 +209,21 @@ hundredths = st.integers(1, 300).map(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_closed_forms_of_random_blocks(family: str, data: st.DataObject, tmp_path: Path) -> None:
+    compare_random_block(family, data, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_closed_forms_of_many_random_blocks(family: str, data: st.DataObject, tmp_path: Path) -> None:
+    compare_random_block(family, data, tmp_path)
+
+
+def compare_random_block(family: str, data: st.DataObject, tmp_path: Path) -> None:
     values = {name: data.draw(hundredths, name) for name in "uvb"}
     values["w"] = data.draw(st.sampled_from(["0", "0.25", "0.5", "1"]), "w")
     values["k"] = str(data.draw(st.integers(1, 3), "k"))
@@ -216,8 +234,7 @@ def test_closed_forms_of_random_blocks(family: str, data: st.DataObject, tmp_pat
     found_again(unrolled, depth, derive(unrolled, Certified()).total.upper)
 
 
-@pytest.mark.parametrize("family", LOOSE)
-@pytest.mark.parametrize("norm", [0.01, 1, 100])
+@pytest.mark.parametrize(("norm", "family"), by_day([p for p in PAIRS if p[1] != "attention" or p[0] == 1], PAIRS))
 def test_closed_forms_are_never_below_the_unrolled_numbers(family: str, norm: float, tmp_path: Path) -> None:
     source = network(LOOSE[family].format(**VALUES), norm)
     open_analysis = analysed(source, tmp_path)

@@ -161,6 +161,7 @@ def stored_in(path: Path, module: nn.Module) -> nn.Module:
     return module
 
 
+@pytest.mark.nightly
 def test_a_residual_network_of_the_other_exporter(tmp_path: Path) -> None:
     """It folds batch norms by itself, whatever the mode: nothing has to be changed."""
     source = export(resnet(), 32, tmp_path / "resnet.onnx", dynamo=True)
@@ -169,8 +170,10 @@ def test_a_residual_network_of_the_other_exporter(tmp_path: Path) -> None:
     assert not outcome.repaired
 
 
-@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
-@pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
+@pytest.mark.parametrize(
+    "dynamo", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["torchscript", "dynamo"]
+)
+@pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["post", "pre"])
 def test_a_vision_transformer(tmp_path: Path, first: bool, dynamo: bool) -> None:
     """Its layer norms divide by √(σ² + 1e-5): five of them, 316⁵ times as steep as with a floor of 1."""
     source = export(ViT(first=first, token=True), 8, tmp_path / "vit.onnx", dynamo=dynamo)

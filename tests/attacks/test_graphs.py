@@ -22,7 +22,7 @@ from .adversary import Adversary, Choice, gradients
 from .graphs import interpret, random_graph
 from .harness import SLACK
 
-SMALL, DEEP = 60, 3_000
+SMALL, DEEP = 25, 3_000
 STEPS = 8
 
 

@@ -25,7 +25,7 @@ from .graphs import interpret
 from .harness import SLACK, jacobian, spectral
 
 STEPS = 12
-SMALL, DEEP = 60, 4_000
+SMALL, DEEP = 30, 4_000
 
 
 @dataclass

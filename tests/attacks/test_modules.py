@@ -33,7 +33,7 @@ from .graphs import interpret
 from .harness import LossCase
 from .modules import random_model
 
-SMALL, DEEP = 30, 2_000
+SMALL, DEEP = 12, 2_000
 SLACK, AGREE, STEPS = 1e-6, 1e-8, 3
 # Where a second derivative does not exist, ascents end.
 _NO_SECOND_DERIVATIVE = (RuntimeError,)

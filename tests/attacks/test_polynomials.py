@@ -23,7 +23,7 @@ from lipcompile.numbers.step import value
 from .graphs import random_graph
 from .modules import random_model
 
-SMALL, DEEP = 60, 700
+SMALL, DEEP = 25, 700
 LARGEST = 60
 NORMS = (Fraction(1, 100), Fraction(1), Fraction(1000), Fraction(10) ** 7)
 CLOSE = 1e-12

@@ -22,8 +22,8 @@ from . import harness, instances, points
 from .catalogue import ATTACKS, LOSS_ATTACKS
 from .harness import Bound, Case, LossCase
 
-SMALL, DEEP = 60, 10_000
-SMALL_LOSS, DEEP_LOSS = 60, 10_000
+SMALL, DEEP = 20, 10_000
+SMALL_LOSS, DEEP_LOSS = 20, 10_000
 
 
 def claimed(case: Case) -> dict[str, float]:

@@ -19,6 +19,7 @@ from lipcompile_torch.train import aliases, checks
 
 from lipcompile import __main__
 from lipcompile.cli.shared import progress
+from tests.nights import by_day
 
 Capture = pytest.CaptureFixture[str]
 
@@ -80,6 +81,7 @@ def test_json_has_stable_keys(capsys: Capture) -> None:
     assert found["separation"] == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_network_of_tokens_comes_near_its_bounds(capsys: Capture) -> None:
     found = report("--canaries 20 --steps 1", capsys, TOKENS)
     assert found["ok"]
@@ -106,6 +108,7 @@ def test_clipped_gradients_are_as_far_apart_as_clips_allow(body: str, capsys: Ca
     assert 0.95 < found["separation"] <= 1 + 1e-6
 
 
+@pytest.mark.nightly
 def test_an_audit_of_a_clip_comes_as_near_the_claim_as_one_of_a_theorem(capsys: Capture) -> None:
     """Two audits, each refuted by at most 5 % of seeds. Of the 200 coins of each, the 100 surest are guessed; that
     fewer than 90 of them are right has a probability of 2e-2.
@@ -181,24 +184,23 @@ def halved(module: LipschitzModule) -> dict[str, float]:
     return {name: bound / 2 for name, bound in module.bounds.items()}
 
 
-@pytest.mark.parametrize("rule", ["automatic", "0.1"])
+FAULTS = {
+    "twice as long": (aliases, "group_gradients", lengthened(2.0)),
+    "four times as long": (aliases, "group_gradients", lengthened(4.0)),
+    "half the noise": (LipschitzModule, "gradient_bounds", halved),
+}
+BROKEN = [(fault, rule) for fault in FAULTS for rule in ("automatic", "0.1")]
+
+
 @pytest.mark.parametrize(
-    ("owner", "name", "fault"),
-    [
-        (aliases, "group_gradients", lengthened(2.0)),
-        (aliases, "group_gradients", lengthened(4.0)),
-        (LipschitzModule, "gradient_bounds", halved),
-    ],
-    ids=["twice as long", "four times as long", "half the noise"],
+    ("fault", "rule"), by_day([("twice as long", "automatic"), ("half the noise", "0.1")], BROKEN)
 )
-def test_a_broken_clip_is_found(
-    owner: Any, name: str, fault: Any, rule: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_a_broken_clip_is_found(fault: str, rule: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """At twice the claimed distance it is missed only if 2 of the 100 surest guesses of 200 are wrong: by 1e-3 of
     seeds.
     """
     monkeypatch.setattr(checks, "check_gradients", lambda *_: None)  # the engine sees it itself
-    monkeypatch.setattr(owner, name, fault)
+    monkeypatch.setattr(*FAULTS[fault])
     body = CLIPPED.replace("dense(8, bias=true)", f"dense(8, bias=true, clip={rule})")
     assert run("--privacy --canaries 200 --seed 2 --bounds clip", body) == 1
     assert "error[LIP406]: epsilon is at least " in capsys.readouterr().err

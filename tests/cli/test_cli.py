@@ -20,6 +20,7 @@ import pytest
 
 from lipcompile import __main__, pipeline
 from lipcompile.cli import cli
+from tests.nights import by_day
 
 Capture = pytest.CaptureFixture[str]
 SCHEMA = json.loads(files("lipcompile.reports").joinpath("report.schema.json").read_text(encoding="utf-8"))
@@ -479,11 +480,16 @@ def examples() -> list[str]:
     return found
 
 
+# What trains, audits or accounts for longest; tests of the commands run by day.
+LONG = ("audit model.lip --privacy", "train mnist.npz", "budget --epsilon 2", "budget --noise-multiplier 1.1")
+RUN = [example for example in examples() if not example.startswith(("demo", "lsp"))]
+
+
 def test_every_command_shows_an_example() -> None:
     assert {example.split()[0] for example in examples()} == set(cli.commands)
 
 
-@pytest.mark.parametrize("example", [example for example in examples() if not example.startswith(("demo", "lsp"))])
+@pytest.mark.parametrize("example", by_day([example for example in RUN if not example.startswith(LONG)], RUN))
 @pytest.mark.usefixtures("place")
 def test_examples_of_the_help_run(example: str) -> None:
     if "model.onnx" in example:

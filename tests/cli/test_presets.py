@@ -13,6 +13,7 @@ from PIL import Image
 from lipcompile import __main__
 from lipcompile.cli.shared.presets import Facts, public_delta, text_of
 from lipcompile.pipeline import check
+from tests.nights import by_day
 
 Capture = pytest.CaptureFixture[str]
 
@@ -40,7 +41,9 @@ def images(*shape: int, count: int = 60, last: bool = False, **changes: Any) -> 
     np.savez("data.npz", **{**arrays, **changes})
 
 
-@pytest.mark.parametrize(("shape", "last"), [((12, 9), False), ((1, 9, 8), False), ((3, 10, 12), True)])
+@pytest.mark.parametrize(
+    ("shape", "last"), by_day({0, 1}, [((12, 9), False), ((1, 9, 8), False), ((3, 10, 12), True)])
+)
 def test_one_command_trains_and_its_model_trains_again(
     shape: tuple[int, ...], last: bool, capsys: Capture
 ) -> None:

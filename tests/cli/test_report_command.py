@@ -153,7 +153,9 @@ def test_json_says_noise_and_signal() -> None:
     assert signal["total"]["noise"] == pytest.approx(2 * 1.8125**0.5 * 24**0.5 / 10, rel=1e-6)
 
 
-@pytest.mark.parametrize(("repeats", "code"), [(12, "LIP311"), (24, "LIP310")])
+@pytest.mark.parametrize(
+    ("repeats", "code"), [(12, "LIP311"), pytest.param(24, "LIP310", marks=pytest.mark.nightly)]
+)
 def test_a_bound_of_no_use_is_rejected_with_the_fix(repeats: int, code: str, capsys: Capture) -> None:
     block = "residual(add) { dense(4); layer_norm(floor=1); relu }"
     blocks = f"repeat {repeats} {{ {block} }}"

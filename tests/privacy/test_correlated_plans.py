@@ -30,6 +30,7 @@ from lipcompile.core.backend import instantiate
 from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import load
+from tests.nights import by_day
 
 Capture = pytest.CaptureFixture[str]
 MODEL = "model m { input x: tensor[4], norm <= 1\n dense(8) groupsort(2) dense(2) loss cross_entropy }\n"
@@ -90,7 +91,7 @@ def test_what_a_plan_may_not_say_of_noise(noise: str, message: str, capsys: Capt
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("target", [0.5, 3, 30])
+@pytest.mark.parametrize("target", by_day({0.5, 3}, [0.5, 3, 30]))
 def test_a_budget_chooses_the_bands(target: float) -> None:
     """Of all powers of two up to N/b = 20, it takes the one with the least σ·√(mean squared error)."""
     rule, sizes, epochs = NeighbouringRelation.ADD_REMOVE, (20, 400), 4

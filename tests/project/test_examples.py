@@ -26,13 +26,13 @@ def test_training_the_digits(program: str, tmp_path: Path) -> None:
         str(ROOT / "examples" / program),
         str(emitted),
         "--epochs",
-        "4",
+        "2",
         "--ledger",
         str(ledger),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     record = read_ledger(ledger)
-    assert record.total_steps == 4 * 3  # round(1437 / 512) steps in an epoch
+    assert record.total_steps == 2 * 3  # round(1437 / 512) steps in an epoch
     assert 2.9 <= record.epsilon(1e-5) <= 3
     assert "accuracy" in done.stdout

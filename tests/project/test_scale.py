@@ -36,17 +36,18 @@ from lipcompile.reports import formulas, json_report, terminal
 from lipcompile.reports.console import plain, table
 from tests.frontends.onnx.onnx_models import Array, floats, model, node, save
 
-SIZES = (100, 200, 400)
+SIZES, DEEP = (50, 100, 200), (100, 200, 400)
 # Where sizes double twice, linear work grows twice as much as at first, quadratic work four times.
 MOST, NOISE = 2.6, 20_000
 
 BODIES = {
     "biases": "dense(8, bias=0.5) groupsort(2)",
     "shared": 'dense(8, share="w") relu',
-    "residual add": "residual(add) { dense(8) groupsort(2) }",
     "residual mean": "residual(mean) { dense(8) groupsort(2) }",
 }
-MORE_BODIES = {
+ALL_BODIES = {
+    **BODIES,
+    "residual add": "residual(add) { dense(8) groupsort(2) }",
     "residual add with biases": "residual(add) { dense(8, bias=0.5) groupsort(2) }",
     "symbols": "dense(8, constraint=spectral(u), bias=B) relu",
     "saturated": "dense(8, bias=0.5) sigmoid",
@@ -134,9 +135,9 @@ def checked(path: Path) -> Work:
     return work
 
 
-def assert_linear(write: Callable[[int], Path]) -> None:
+def assert_linear(write: Callable[[int], Path], sizes: tuple[int, ...] = SIZES) -> None:
     checked(write(8))  # imports what is imported late, and builds what is built once
-    small, middle, large = (checked(write(count)) for count in SIZES)
+    small, middle, large = (checked(write(count)) for count in sizes)
     for what in ("calls", "text", "json"):
         first, second, third = (getattr(work, what) for work in (small, middle, large))
         allowed = MOST * (second - first) + (NOISE if what == "calls" else 0)
@@ -149,9 +150,18 @@ def test_work_and_reports_grow_with_the_number_of_layers(body: str, tmp_path: Pa
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("body", MORE_BODIES.values(), ids=MORE_BODIES)
-def test_work_and_reports_of_more_networks_grow_so(body: str, tmp_path: Path) -> None:
-    assert_linear(lambda count: lip(tmp_path, body, count))
+@pytest.mark.parametrize("body", ALL_BODIES.values(), ids=ALL_BODIES)
+def test_work_and_reports_of_deeper_networks_grow_so(body: str, tmp_path: Path) -> None:
+    assert_linear(lambda count: lip(tmp_path, body, count), DEEP)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("write", [onnx, densely_connected])
+def test_work_and_reports_of_larger_files_grow_so(
+    write: Callable[[Path, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disjoint_parts, "MOST_TERMS", 4)
+    assert_linear(lambda count: write(tmp_path, count), DEEP)
 
 
 def test_work_and_reports_grow_with_the_number_of_nodes_of_a_file(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def rows(**walls: list[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 class TestStepTime:
     def test_every_contestant_has_a_time_for_every_round(self, file: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.nights import by_day
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +119,7 @@ def test_test_parts_are_drawn_anew() -> None:
     assert all(not (test & validation) for validation in seen[4:])
 
 
+@pytest.mark.nightly
 def test_the_benchmark_runs_on_generated_data(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the extra `bench`")
     source = np.random.default_rng(0)
@@ -131,13 +135,13 @@ def test_the_benchmark_runs_on_generated_data(tmp_path: Path) -> None:
     assert all(seed["epsilon"] <= 1.0 for seed in row["seeds"].values())
 
 
-def test_the_defaults_run_on_generated_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("methods", by_day({0}, [("defaults",), ("products", "network")], whole=True))
+def test_the_defaults_run_on_generated_data(methods: Sequence[str], tmp_path: Path) -> None:
     source = np.random.default_rng(0)
     (tmp_path / "tabular").mkdir()
     y = source.integers(0, 2, 200).astype(np.uint8)
     np.savez(tmp_path / "tabular" / "yeast.npz", X=source.standard_normal((200, 8)) + y[:, None], y=y)
     command = [sys.executable, "-m", "benchmarks.utility.defaults", "--data", str(tmp_path), "--sets", "yeast"]
-    methods = "defaults", "products", "network"
     options = ["--methods", *methods, "--seeds", "1", "--json", str(tmp_path / "rows.json")]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -139,7 +139,7 @@ def test_an_open_model_says_what_is_not_given(tmp_path: Path) -> None:
 
 
 def test_a_very_deep_model_is_a_page_of_bounded_size(tmp_path: Path) -> None:
-    pages = [lip_page(tmp_path, DEEP.replace("6", str(depth))) for depth in (60, 240)]
+    pages = [lip_page(tmp_path, DEEP.replace("6", str(depth))) for depth in (30, 120)]
     assert len(pages[1]) < 1.1 * len(pages[0])
 
 

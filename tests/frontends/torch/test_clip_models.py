@@ -30,6 +30,7 @@ from lipcompile.frontends.options import Loaded, ModelOptions, model_options
 from lipcompile.reports.console import plain
 from lipcompile.reports.terminal import report
 from lipcompile.reports.wording import verdict
+from tests.nights import by_day
 
 
 class Recurrent(nn.Module):
@@ -151,7 +152,7 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
 Case = tuple[nn.Module, tuple[int, ...]]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=by_day({"lenet", "rnn", "encoder", "unet", "gated"}, MODELS))
 def loaded(request: pytest.FixtureRequest) -> tuple[nn.Module, tuple[int, ...], Loaded]:
     """A module, the shape of its examples, and what it is read as: torch exports it, which takes longest."""
     build, shape = MODELS[request.param]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from lipcompile.pipeline import from_module
 from tests.emitters.test_emit import build
+from tests.nights import by_day
 
 TOKENS, HEADS, WIDTH = 3, 2, 2
 
@@ -57,8 +59,10 @@ def test_scores_with_a_bias_are_understood(bounds: str, tmp_path: Path) -> None:
             assert torch.cat([part.flatten() for part in gradient]).norm() <= bound
 
 
-@pytest.mark.parametrize("across", ["tokens", "heads"])
-@pytest.mark.parametrize("bounds", ["theorem", "clip"])
+@pytest.mark.parametrize(
+    ("bounds", "across"),
+    by_day([("theorem", "tokens"), ("clip", "heads")], product(("theorem", "clip"), ("tokens", "heads"))),
+)
 def test_products_across_the_batch_are_refused(across: str, bounds: str) -> None:
     module, x = Scores(across), torch.randn(4, TOKENS, 4)
     other = x.clone()

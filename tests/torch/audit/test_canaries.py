@@ -182,7 +182,9 @@ ALONE: dict[str, Any] = {"canaries": 200}
 ONE_RUN: dict[str, Any] = {"canaries": 1000, "runs": 1, "noise_multiplier": 2.7}  # ε = 2
 
 
-@pytest.mark.parametrize("settings", [ALONE, ONE_RUN], ids=["alone", "one run"])
+@pytest.mark.parametrize(
+    "settings", [ALONE, pytest.param(ONE_RUN, marks=pytest.mark.nightly)], ids=["alone", "one run"]
+)
 def test_half_the_noise_is_found(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone it is missed only if 2 of the 100 surest guesses are wrong, 3e-4 of seeds; in one run by 3e-3."""
     monkeypatch.setattr(NoiseSource, "perturb_", scaled(0.5))
@@ -192,6 +194,7 @@ def test_half_the_noise_is_found(settings: dict[str, Any], monkeypatch: pytest.M
     assert found.p_value < 0.05
 
 
+@pytest.mark.nightly
 def test_a_bound_that_forgets_the_bias_is_found() -> None:
     """The noise is a fifth of what it should be: no guess is wrong."""
 
@@ -216,6 +219,7 @@ def test_the_engine_refuses_the_gradients_beyond_a_bound_that_forgets_the_bias()
         audited(Forgetful(), CLASSES, canaries=20)
 
 
+@pytest.mark.nightly
 def test_division_by_the_batch_as_it_comes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 8 arrive in pieces of 2, each divided by its own size: four times the gradient, and no guess is
     wrong.
@@ -238,6 +242,7 @@ def test_division_by_the_batch_as_it_comes_is_found(monkeypatch: pytest.MonkeyPa
     assert not audited(Signs(), **settings).sound
 
 
+@pytest.mark.nightly
 def test_noise_for_another_batch_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise is divided by the 4 examples, not by the expected batch of 2: half of it is missing. With 200
     canaries, one audit of six does not notice; with 400 none of six seeds.

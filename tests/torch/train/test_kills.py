@@ -47,7 +47,7 @@ def check(figures: Any, kills: int) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="ledgers are written on POSIX systems alone")
 def test_a_few_kills() -> None:
-    check(kill(6, seed=1), 6)
+    check(kill(3, seed=1), 3)
 
 
 @pytest.mark.nightly

@@ -317,6 +317,7 @@ while True:
 """
 
 
+@pytest.mark.nightly
 def test_killing_training_never_leaves_more_changes_than_steps(path: Path, tmp_path: Path) -> None:
     # Each change of the weights leaves a mark AFTER it happened: there may be more steps than marks, never fewer.
     marks = tmp_path / "marks"

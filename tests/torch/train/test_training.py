@@ -427,6 +427,7 @@ helpers["train"](helpers["Net"](), helpers["arrays"](), helpers["config"](Path(s
 """
 
 
+@pytest.mark.nightly
 def test_a_killed_run_resumes_within_the_budget(tmp_path: Path) -> None:
     # Killed at random places until it ends; all the steps that ever changed weights are within ε.
     ledger = tmp_path / "ledger.jsonl"
