@@ -338,6 +338,7 @@ def _emitted(
     model: str | Module, example: Example | None, options: ModelOptions, *, verify: bool
 ) -> tuple[Derivation, str]:
     """Return the derivation of an accepted model, and its program; raises InputError."""
+    from lipcompile.cli.shared.settings import noise_strategy, planned, planned_training
     from lipcompile.cli.shared.verdicts import verified
 
     if isinstance(model, str):
@@ -353,7 +354,8 @@ def _emitted(
     for found in derivation.diagnostics:
         if found.severity == Severity.WARNING:
             warnings.warn(told(found), UserWarning, 3)
-    text = find().emit(derivation)
+    strategy, training = noise_strategy(planned(loaded)), planned_training(loaded)
+    text = find().emit(derivation, noise_strategy=strategy, training=training)
     if verify:
         compared = verified(loaded, derivation, find(), text)
         if not compared.ok:

@@ -13,6 +13,7 @@ from lipcompile_torch.train.ledger import read_ledger
 from torch import Tensor, nn
 
 import lipcompile
+from lipcompile.__main__ import run
 from lipcompile.diagnostics import InputError
 
 SETTINGS: dict[str, Any] = {"loss": "cross_entropy", "epsilon": 1, "delta": 1e-3, "epochs": 1, "batch_size": 10}
@@ -111,6 +112,30 @@ def test_fix_takes_references_and_no_modules_in_memory(tmp_path: Path) -> None:
     assert (tmp_path / "f.onnx").is_file()
     with pytest.raises(InputError, match='batch_norm="group_norm"'):
         lipcompile.fix(net(), tmp_path / "f.onnx")  # type: ignore[arg-type]
+
+
+PLANNED = """
+model m {
+    input x: tensor[6], norm <= 1
+    dense(3)
+    loss cross_entropy
+}
+train {
+    sampling poisson(batch=6, dataset=24)
+    noise    global, correlated(bands=4)
+    budget   epsilon=5, delta=0.001, epochs=4
+}
+"""
+
+
+def test_the_function_writes_what_the_command_writes(tmp_path: Path) -> None:
+    """The `train` block is in the file as well: what correlates the noise, and the planned training."""
+    source = tmp_path / "m.lip"
+    source.write_text(PLANNED, encoding="utf-8")
+    path = lipcompile.compile(str(source), tmp_path / "function.py")
+    assert run(["compile", str(source), "-o", str(tmp_path / "command.py")]) == 0
+    assert path.read_text(encoding="utf-8") == (tmp_path / "command.py").read_text(encoding="utf-8")
+    assert "noise_strategy" in path.read_text(encoding="utf-8")
 
 
 class Exported(nn.Module):
