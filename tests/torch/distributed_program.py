@@ -507,7 +507,7 @@ def every_rank_samples_for_itself() -> str:
 
 
 def every_rank_takes_the_whole_batch() -> str:
-    with fault(PrivateLoader, "_share", lambda self, indices: [indices]):  # noqa: ARG005
+    with fault(PrivateLoader, "_share", lambda self, indices: [(indices, None)]):  # noqa: ARG005
         return message(Training().train)
 
 
