@@ -115,6 +115,20 @@ def test_an_example_more_leaves_the_places_of_others_as_likely_as_they_were() ->
         assert max(abs(count - draws / 12) for count in found.values()) < error
 
 
+def test_rows_are_drawn_afresh_for_each_batch() -> None:
+    # 300 batches put their first example into one of 36 rows: fewer than 30 rows come in 1e-21 of all seeds.
+    drawn = loader(1200, 4, seed=0)
+    drawn.scheme.batch = lambda step: torch.arange(2)  # type: ignore[method-assign]  # noqa: ARG005
+    first = set()
+    for _ in drawn:
+        assert drawn.current is not None
+        assert drawn.current.rows is not None
+        assert drawn.current.rows.count == 36
+        first.add(int(drawn.current.rows.taken[0]))
+        drawn.close()
+    assert len(first) >= 30
+
+
 def test_more_examples_than_are_counted_on_arrive_in_more_pieces() -> None:
     drawn = loader(99, 1, 30, seed=0)  # 25 are counted on
     drawn.scheme.batch = lambda step: torch.arange(61)  # type: ignore[method-assign]  # noqa: ARG005
