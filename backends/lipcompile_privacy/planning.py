@@ -217,6 +217,7 @@ def course(
     relation: NeighbouringRelation,
     sampling: Sampling | None = None,
     correlation: Mapping[str, Any] | None = None,
+    budget: Budget | None = None,
 ) -> Course:
     """Return the course of a run.
 
@@ -227,12 +228,15 @@ def course(
         relation: neighbouring relation of the guarantee.
         sampling: see `sampling`; None: Poisson, or what the correlation needs.
         correlation: what correlates the noise, see `Correlation`; None: nothing.
+        budget: chooses the bands that the correlation leaves open, see `with_bands`.
 
     Raises:
         BudgetError: a combination for which there is no analysis.
     """
-    per_epoch = Drawing.of("poisson", batch_size, size).steps_per_epoch
-    steps = epochs * per_epoch
+    poisson = Drawing.of("poisson", batch_size, size)
+    per_epoch, steps = poisson.steps_per_epoch, epochs * poisson.steps_per_epoch
+    if budget is not None and isinstance(correlation, Mapping):
+        correlation = with_bands(correlation, poisson, steps, budget)
     strategy = None if correlation is None else chosen_strategy(correlation, steps, per_epoch)
     name, groups = sampling_for(strategy, sampling)
     drawing = Drawing.of(name, batch_size, size, groups)

@@ -8,7 +8,6 @@ Needs the package `lightning` (the extra `lipcompile[lightning]`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Unpack
 
 try:
@@ -16,8 +15,8 @@ try:
 except ImportError as error:
     raise ImportError("PrivacyCallback needs PyTorch Lightning: pip install 'lipcompile[lightning]'") from error
 
-from lipcompile_privacy.accounting import BudgetError, Drawing
-from lipcompile_privacy.planning import Budget, Course, course, with_bands
+from lipcompile_privacy.accounting import BudgetError
+from lipcompile_privacy.planning import Budget, course
 from torch.utils.data import DataLoader
 
 from .train.checks import PrivacyError
@@ -104,7 +103,9 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
         self, loader: DataLoader[Any], epochs: int, given: dict[str, Any]
     ) -> tuple[PrivateOptimizer, Any]:
         size = len(loader.dataset)  # type: ignore[arg-type]  # checked by the engine
-        way = self._course(given["module"], size, loader.batch_size or 1, epochs)
+        relation, sampling = self.engine.relation, self.options.get("sampling")
+        correlation: Any = self.options.get("correlation", given["module"].noise_strategy)  # as it was begun
+        way = course(size, loader.batch_size or 1, epochs, relation, sampling, correlation, self.budget)
         record = self.engine.open_ledger(size).record
         if self._saved["ledger_head"] not in record.hashes:
             raise LedgerError(
@@ -118,15 +119,6 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
         )
         way.check_resumed(plan, record, self.budget)
         return private, batches
-
-    def _course(self, module: LipschitzModule, size: int, batch_size: int, epochs: int) -> Course:
-        """Return the course of the run as it was begun: what correlates its noise is chosen as it was then."""
-        correlation: Any = self.options.get("correlation", module.noise_strategy)
-        if isinstance(correlation, Mapping):
-            drawing = Drawing.of("poisson", batch_size, size)
-            correlation = with_bands(correlation, drawing, epochs * drawing.steps_per_epoch, self.budget)
-        relation, sampling = self.engine.relation, self.options.get("sampling")
-        return course(size, batch_size, epochs, relation, sampling, correlation)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Stop when the budget is used up."""

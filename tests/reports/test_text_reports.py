@@ -238,11 +238,11 @@ def test_the_size_of_a_report_does_not_depend_on_the_depth(tmp_path: Path) -> No
             f"model m {{ input x: tensor[4], norm <= 1 repeat {count} {{ {block} }} dense(2) loss cross_entropy }}"
         )
 
-    small, large = (document(derivation(tmp_path, program(count))) for count in (50, 500))
+    small, large = (document(derivation(tmp_path, program(count))) for count in (50, 1700))
     for rendering in (markdown, latex):
         few, many = rendering.render(small), rendering.render(large)
         assert len(many) < 1.2 * len(few)
-        assert "500" in many
+        assert "1,700" in many
         assert "row with × stands for" in many.replace(r"\(\times\)", "×")
 
 

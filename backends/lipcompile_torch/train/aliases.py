@@ -310,6 +310,11 @@ class ParameterAliases:
         if self._pass.number != own:
             raise RuntimeError(OVERLAP)
 
+    @property
+    def rows(self) -> Rows | None:
+        """The rows of the examples in the forward pass that began last, if it has others too."""
+        return self._rows.get(self._pass.number)
+
     def _alias(self, parameter: nn.Parameter) -> Tensor:
         """Return the alias of a parameter: one for all forward passes until the next `reset`, so that what flows
         back into several of them at once arrives as one tensor.

@@ -374,12 +374,10 @@ class PrivacyEngine:
 
     def _agree(self, loader: PrivateLoader, sigma: float, max_steps: int | None, options: EngineOptions) -> None:
         """Refuse, with RankError, another plan on another process."""
+        pieces = loader.max_physical_batch, loader.fixed_shape
         plan = {
             "noise": (sigma, *map(options.get, ("noise", "secure", "seed", "correlation"))),
-            "batches": (
-                *(loader.size, loader.batch_size, loader.max_physical_batch),
-                *(loader.fixed_shape, loader.scheme.drawing),
-            ),
+            "batches": (loader.size, loader.batch_size, pieces, loader.scheme.drawing),
             "accounting": (self.relation, self.accountant, max_steps),
         }
         views = self.world.each("make a module private", lambda: plan)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ..certify.precision import working_slack
 from ..sharding import is_fsdp
 from .aliases import ParameterAliases
-from .sampler import Rows
 
 
 class Gated(Protocol):
@@ -45,7 +44,6 @@ class GateRecord:
         batch: stands for the batch that was drawn last.
         aside: outputs pass by the gate: what computes them one example at a time lets them through it together.
         aliases: where the parameters enter the forward pass.
-        rows: of the examples in the forward pass that is under way, if it has other rows too.
     """
 
     examples: int = 0
@@ -57,7 +55,6 @@ class GateRecord:
     batch: object = None
     aside: bool = False
     aliases: ParameterAliases = field(default_factory=ParameterAliases)
-    rows: Rows | None = None
 
     @contextmanager
     def bypassed(self) -> Iterator[None]:

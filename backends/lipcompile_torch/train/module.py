@@ -176,8 +176,8 @@ class LipschitzModule(nn.Module):
         """Return ``output`` through the gate, which notes what flows back; `__call__` sees to it that it does."""
         if self.gate.aside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return output
-        if self.gate.rows is not None:
-            output = self.gate.rows.picked(output)
+        rows = self.gate.aliases.rows
+        output = output if rows is None else rows.picked(output)
         passage = Passage(working_slack(output), output._version, self.gate.batch)
         released: Any = pass_gate(output, self, passage)
         released.passage = passage  # no operation hands it on: the criterion knows the output itself by it
@@ -200,14 +200,12 @@ class LipschitzModule(nn.Module):
             with entered as rows, self._without_grad_warning():
                 if rows is not None:
                     args, kwargs = tuple(map(rows.spread, args)), {k: rows.spread(x) for k, x in kwargs.items()}
-                self.gate.rows = rows
                 output = super().__call__(*args, **kwargs)
             if watched:
                 settle(self)  # or a term of the loss on whole parameters would reach them unseen
             return output if hasattr(output, "passage") else self.release(output)
         finally:
             self.gate.running -= 1
-            self.gate.rows = None
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the forward pass in place, as `torch.nn.Module.compile` does; layers that clip run as they are.

@@ -29,7 +29,7 @@ from ..noise.processor import KEY_BYTES, keyed
 from .sampling import OTHER_ITERATION, SamplingError, Scheme, scheme_for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """The rows that the examples of a piece take among those of a batch of fixed shape; the others are zeros.
 
@@ -42,7 +42,7 @@ class Rows:
     count: int
 
     def spread(self, examples: Tensor) -> Tensor:
-        """Return examples [n, …] in their rows [count, …].
+        """Return examples [n, …] in their rows [count, …]; the numbers of the rows move to their device, for good.
 
         Raises:
             ValueError: another number of examples.
@@ -52,8 +52,8 @@ class Rows:
                 f"a batch of fixed shape goes through the module whole: {len(self.taken)} examples were drawn, "
                 f"and {len(examples)} came; to compute fewer at once, give make_private a max_physical_batch"
             )
-        rows = examples.new_zeros(self.count, *examples.shape[1:])
-        return rows.index_copy(0, self.taken.to(examples.device), examples)
+        self.taken = self.taken.to(examples.device)
+        return examples.new_zeros(self.count, *examples.shape[1:]).index_copy(0, self.taken, examples)
 
     def picked(self, rows: Tensor) -> Tensor:
         """Return the rows [n, …] of the examples among [count, …]."""

@@ -108,7 +108,7 @@ class Scheme(ABC):
 
     def _order(self) -> Tensor:
         """Return all indices in an order that the data did not choose, int64 [N]."""
-        return self._uniform(self.size).argsort()
+        return self.places(self.size, self.size)
 
     def _bins(self, count: int) -> Tensor:
         """Return a bin for each example, int64 [N], independently and uniformly."""

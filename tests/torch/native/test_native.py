@@ -397,7 +397,7 @@ def test_clipped_examples_are_those_that_torch_computes(
     torch.testing.assert_close(found, functional.clip_norm(x, 1.5), rtol=2e-7, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (5, 7), (2, 9), (40, 17), (1, 70001)])
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (5, 7), (2, 9), (40, 17), (3, 70001)])
 @pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
 def test_row_norms_are_off_by_what_the_documentation_says(shape: tuple[int, int], size: float) -> None:
     x = size * torch.randn(shape, generator=generator())

@@ -171,7 +171,11 @@ def test_a_budget_for_fewer_epochs_ends_the_training(tmp_path: Path) -> None:
     ("how", "steps", "warning"),
     [
         ({}, 30, contextlib.nullcontext()),
-        ({"sampling": "balls_in_bins"}, 24, pytest.warns(ShortenedWarning, match="10 steps are left, 24 in")),
+        (
+            {"sampling": "balls_in_bins"},
+            24,
+            pytest.warns(ShortenedWarning, match="10 steps are left, 24 in total"),
+        ),
     ],
     ids=["poisson", "balls_in_bins"],
 )
