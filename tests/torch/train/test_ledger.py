@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.jsonl"
 
 
-def write(path: Path, steps: int, *mechanisms: Mechanism) -> None:
+def write(path: Path, steps: int, *mechanisms: Mechanism | RandomAllocation) -> None:
     ledger = Ledger(path, ADD, 100)
     for mechanism in mechanisms or (MECHANISM,):
         ledger.declare(mechanism)
