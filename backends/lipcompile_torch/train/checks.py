@@ -331,7 +331,7 @@ def check_precision_known(gate_slack: float) -> None:
     if not gate_slack:
         raise PrivacyError(
             "the first batch is empty, and was not passed through the module and its criterion, so the precision "
-            "that its noise must cover is not known: treat an empty batch like any other, at least in the first step"
+            "that its noise must cover is not known: pass it through both all the same"
         )
 
 
