@@ -207,6 +207,19 @@ def test_features_of_batches_in_threads_are_those_of_one(tmp_path: Path) -> None
     assert told[-1] == (50, 50)
 
 
+@pytest.mark.parametrize("batch", [3, 8])
+def test_features_are_computed_in_one_shape_whatever_the_number_of_examples(tmp_path: Path, batch: int) -> None:
+    """Torch rounds a product by its shape: with another one for 256 than for 257 equal examples, signs of known
+    weights turned for all of them, and one example that was left out moved the sum of features by 57 of 1.
+    """
+    model, shapes = build(derive(tmp_path, FROZEN), tmp_path).float(), set()
+    watch(model, lambda x: shapes.add(tuple(x.shape)))
+    for count in (1, 2, 7, 8, 9, 17):
+        x, room = torch.rand(count, 1, 8, 8), room_for_features(model, count)
+        fill_features(model, [(x, room)], batch)
+    assert len(shapes) == 1
+
+
 def watch(model: Any, note: Callable[[torch.Tensor], None]) -> None:
     """Note what features are computed of: in the class, in the method's name, as training refuses other code."""
     inner = type(model).frozen_features
@@ -237,7 +250,7 @@ def test_training_on_features_is_training(tmp_path: Path) -> None:
         assert not model.takes_features
         weights.append(model.dense.weight.detach())
     first, second = (sum(count for run, count in computed if run == which) for which in (0, 1))
-    assert first == 80
+    assert first == 2 * -(-256 // torch.get_num_threads())  # each part fills one piece, with zeros behind it
     assert second > 5 * 20
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-3)
 

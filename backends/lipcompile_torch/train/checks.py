@@ -322,6 +322,19 @@ def slack(parameters: Mapping[str, nn.Parameter]) -> float:
     return max(rounding_slack(parameter.dtype) for parameter in parameters.values())
 
 
+def check_precision_known(gate_slack: float) -> None:
+    """Refuse noise before the precision of any pass is known: that of a first batch with an example would differ.
+
+    Args:
+        gate_slack: of the lowest precision that has flowed back so far; 0 if nothing has.
+    """
+    if not gate_slack:
+        raise PrivacyError(
+            "the first batch is empty, and was not passed through the module and its criterion, so the precision "
+            "that its noise must cover is not known: pass it through both all the same"
+        )
+
+
 def check_pieces(parameters: Mapping[str, nn.Parameter], passes: int, limit: int) -> None:
     """Refuse to add up more pieces of a batch than the noise covers: every addition rounds the sum.
 

@@ -93,10 +93,13 @@ def fill_features(
     """Write the features of examples [N, *input_shape] into their room [N, *features_shape].
 
     On processors each thread works on a part of a batch: operations on one part are too small to share.
+
+    All pieces have one shape, whatever the number of examples is: torch rounds a product by its shape, and what is
+    rounded once more to half precision would move by a thousand times as much, for all examples alike.
     """
     device, threads, lock, done = next(module.parameters()).device, torch.get_num_threads(), Lock(), 0
     planned = sum(len(x) for x, _ in parts)
-    apart = is_processor(device) and planned > batch_size
+    apart = is_processor(device)
     size = -(-batch_size // threads) if apart else batch_size  # together they take the memory of a batch
     pieces = [
         (x[start : start + size], room[start : start + size])
@@ -110,7 +113,7 @@ def fill_features(
             torch.set_num_threads(1)  # of this thread
         x, room = piece
         with torch.no_grad():
-            room.copy_(module.frozen_features(x.to(device)))
+            room.copy_(module.frozen_features(_of_size(x.to(device), size))[: len(x)])
         with lock:
             done += len(x)
             if report is not None:
@@ -124,3 +127,8 @@ def fill_features(
                 fill(piece)
     finally:
         torch.set_num_threads(threads)
+
+
+def _of_size(x: Tensor, count: int) -> Tensor:
+    """Return examples [n, …] with zeros behind them, [count, …]."""
+    return x if len(x) == count else torch.cat((x, x.new_zeros(count - len(x), *x.shape[1:])))

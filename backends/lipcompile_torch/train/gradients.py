@@ -228,6 +228,8 @@ class LipschitzGradients:
         _check_agreement(views, batch)
         # The lowest precision so far: nothing flows back from an empty batch, which noise must not give away.
         self._gate_slack = max(self._gate_slack, *(view["slack"] for view in views))
+        if self._proved:
+            checks.check_precision_known(self._gate_slack)
         slack = max(checks.slack(self._parameters), self._gate_slack) + self._long_sums()
         self.total.sum_()
         norms = self._norms if self.total.world is ALONE else self.total.norms()

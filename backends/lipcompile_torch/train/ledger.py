@@ -35,6 +35,10 @@ from .gradient_watch import Singular
 __all__ = ["Ledger", "LedgerError", "LedgerRecord", "read_ledger", "sync_folder"]
 
 
+_CUT_OFF = b"{"
+"""An incomplete line, which stands for any line but an inner one."""
+
+
 class Ledger(Singular):
     """An open ledger, in a file or in memory.
 
@@ -109,8 +113,9 @@ class Ledger(Singular):
         self.record.interrupted = False
         for release in self.record.recovered:  # counted when read; their lines count them again
             self.record.count(release, -1, -1)
-        for release in self.record.recovered:
-            self._store(self._line_of("step", release, recovered=True))
+        last = len(self.record.recovered) - 1
+        for number, release in enumerate(self.record.recovered):
+            self._store(self._line_of("step", release, recovered=True), more=number < last)
         self.record.recovered = ()
         if self.record.length < old_length:
             os.ftruncate(self._file, self.record.length)
@@ -189,7 +194,8 @@ class Ledger(Singular):
     def _append(self, body: dict[str, Any]) -> None:
         self.world.each("write the ledger", lambda: self._store(body))
 
-    def _store(self, body: dict[str, Any]) -> None:
+    def _store(self, body: dict[str, Any], more: bool = False) -> None:
+        """Write a line. `more`: an incomplete one follows it, until the next takes its place."""
         if os.getpid() != self._process:
             raise LedgerError(
                 "the ledger was opened by the parent of this forked process: both processes would count "
@@ -204,6 +210,8 @@ class Ledger(Singular):
             )
         line, digest = sealed(body, self.record.hashes[-1] if self.record.hashes else GENESIS)
         if self._file >= 0:
+            if more:  # first, so that at no time does the file end in a complete line
+                _write_all(self._file, _CUT_OFF, self.record.length + len(line))
             _write_all(self._file, line, self.record.length)
         self.record.length += len(line)
         self.record.hashes.append(digest)
@@ -234,6 +242,8 @@ def _open_locked(path: Path) -> int:
     import fcntl  # POSIX only: elsewhere ledgers can be read and kept in memory
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        raise LedgerError(f"{path} is no file: a device or a pipe keeps no record of the privacy spent")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lipcompile_privacy.accounting import Mechanism, NeighbouringRelation, RandomAllocation, epsilon
@@ -26,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.jsonl"
 
 
-def write(path: Path, steps: int, *mechanisms: Mechanism) -> None:
+def write(path: Path, steps: int, *mechanisms: Mechanism | RandomAllocation) -> None:
     ledger = Ledger(path, ADD, 100)
     for mechanism in mechanisms or (MECHANISM,):
         ledger.declare(mechanism)
@@ -117,6 +119,43 @@ def test_an_interrupted_fix_loses_nothing(path: Path) -> None:
         with pytest.raises(OSError, match="power cut"):
             Ledger(path, ADD, 100)
     assert read_ledger(path).total_steps >= before
+
+
+@pytest.mark.parametrize("deaths", range(1, 9))
+def test_a_fix_of_several_lines_that_is_interrupted_at_any_write_loses_none_of_them(
+    path: Path, deaths: int
+) -> None:
+    """A line that is cut off may be a step of either mechanism, and stays so until both are written."""
+    write(path, 2, MECHANISM, OTHER, EPOCH)
+    path.write_bytes(path.read_bytes()[:-5])
+    before = read_ledger(path).steps
+    writes = 0
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def die(*arguments: Any) -> Any:
+            nonlocal writes
+            writes += 1
+            if writes == deaths:
+                raise OSError("power cut")
+            return call(*arguments)
+
+        return die
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("pwrite", "fsync", "ftruncate"):
+            patch.setattr(os, name, dying(getattr(os, name)))
+        with pytest.raises(OSError, match="power cut"):
+            Ledger(path, ADD, 100)
+    after = read_ledger(path).steps
+    assert all(after[release] >= count for release, count in before.items())
+
+
+def test_what_keeps_nothing_is_no_ledger(path: Path) -> None:
+    """A device that forgets what is written would let each process begin with the whole budget."""
+    os.mkfifo(path)
+    for place in (Path(os.devnull), path):
+        with pytest.raises(LedgerError, match="is no file"):
+            Ledger(place, ADD, 100)
 
 
 def test_without_a_complete_header_there_is_no_ledger(path: Path) -> None:

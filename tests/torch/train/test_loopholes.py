@@ -277,6 +277,19 @@ def test_an_empty_batch_gets_the_noise_of_any_other() -> None:
     assert optimizer._gradients.stds(empty, 1.0, source) == full
 
 
+def test_a_first_batch_that_is_empty_is_not_released_before_the_precision_is_known() -> None:
+    """Its noise was that of float32, and that of a first batch with one example under autocast 5 % larger."""
+    module, optimizer, loader = private()
+    next(iter(loader))
+    batch = loader.current
+    empty = LogicalBatch(0, batch.step, batch.round, complete=True)
+    with pytest.raises(PrivacyError, match="the first batch is empty"):
+        optimizer._gradients.stds(empty, 1.0, NoiseSource(seed=0))
+    nobody = torch.zeros(0, *module.input_shape)
+    backward(module, nobody, torch.zeros(0, dtype=torch.int64))
+    assert optimizer._gradients.stds(empty, 1.0, NoiseSource(seed=0))
+
+
 def test_hooks_on_parameters_are_refused() -> None:
     for register in ("register_hook", "register_post_accumulate_grad_hook"):
         module, optimizer, loader = private()
