@@ -41,7 +41,7 @@ from lipcompile.learn.account import Budget, default_delta
 from lipcompile.learn.fitting import Fitted, fit
 from lipcompile.learn.recipe import recipe_for
 from lipcompile.learn.targets import Problem
-from lipcompile.tables.encode import too_many
+from lipcompile.tables.encode import indicators, too_many
 from lipcompile.tables.guess import guess
 from lipcompile.tables.schema import Schema
 from lipcompile.tables.schema_file import load, portable
@@ -132,31 +132,32 @@ class _Private(BaseEstimator):
         _refuse_search(self.fits)
         _warn_of_pipelines()
         self.__dict__.pop("_fitted", None)  # a model of other columns and classes, if what follows fails
-        rows, low, high = self._encoded(x)
+        rows, problem = self._encoded(x)
         seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         delta = default_delta(len(rows)) if self.delta is None else self.delta
         self._fitted = fit(
             rows,
             y,
-            Problem(low=low, high=high, **target),
+            replace(problem, **target),
             Budget(float(self.epsilon), float(delta), self.fits, bool(self.search)),
-            recipe=recipe_for(*rows.shape, **(self.recipe or {})),
+            recipe=recipe_for(len(rows), **(self.recipe or {})),
             seed=seed,
             ledger=self.ledger,
         )
 
-    def _encoded(self, x: ArrayLike) -> tuple[NDArray[Any], Ends, Ends]:
+    def _encoded(self, x: ArrayLike) -> tuple[NDArray[Any], Problem]:
         """Return the rows to fit on [N, d], and the public ends of their ranges."""
         self.schema_ = self._schema_of(x)
         if self.schema_ is None:
             rows = self._matrix(x, ensure_min_samples=2)
-            return rows, *_bounds(self.bounds, rows.shape[1])
+            low, high = _bounds(self.bounds, rows.shape[1])
+            return rows, Problem(low=low, high=high)
         if self.bounds is not None:
             raise ValueError("a schema has the ranges of columns: leave bounds out")
         _check_feature_names(self, x, reset=True)
         self.n_features_in_ = _width(x)
         data = encoded(x, self.schema_)
-        return data.x, data.low, data.high
+        return data.x, Problem(low=data.low, high=data.high, indicators=indicators(self.schema_))
 
     def _schema_of(self, x: Any) -> Schema | None:
         """Return the schema of a frame: as it was given, or, of columns that are no numbers, as they look."""

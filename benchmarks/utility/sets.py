@@ -8,6 +8,7 @@ and maxima of all rows, is used as the documented scale of that set.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -164,3 +165,23 @@ def load(which: TabularSet, data: Path) -> tuple[Array, Labels]:
         arrays = np.load(data / which.folder / f"{which.name}.npz", allow_pickle=False)
         x, y = arrays["X"], arrays["y"]
     return which.unit(x.astype(np.float64)), y.astype(np.int64)
+
+
+def load_table(which: TabularSet, data: Path) -> tuple[Array, Labels]:
+    """Return the columns as a file would have them, texts [N, c], and labels [N]; of the sets in `weightclip`."""
+    path = data / which.folder / f"{which.name}.npz"
+    names = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["columns"]
+    arrays = np.load(path, allow_pickle=False)
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        groups.setdefault(name.split("=")[0], []).append(place)
+    columns = []
+    for name, places in groups.items():
+        x = arrays["X"][:, places]
+        values = np.array([f"is {names[place].partition('=')[2]}" for place in places])
+        columns.append(
+            np.where(x.any(axis=1), values[x.argmax(axis=1)], "")
+            if f"{name}=" in names[places[0]]
+            else x[:, 0].astype(str)
+        )
+    return np.column_stack(columns), arrays["y"].astype(np.int64)

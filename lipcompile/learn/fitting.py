@@ -20,7 +20,7 @@ from lipcompile.learn.recipe import Recipe, recipe_for
 from lipcompile.learn.scaling import Scaling, Units, pieces, released_moments, released_ranges
 from lipcompile.learn.selection import CHOICES, SCORES, Model, chosen, pays, richer
 from lipcompile.learn.targets import Classes, Head, Numbers, Problem
-from lipcompile.tables.encode import release
+from lipcompile.tables.encode import Indicators, release
 
 NO_SEARCH = (
     "no search was made: at this epsilon the rows are too few for one to pay, so all of it went into the defaults"
@@ -101,7 +101,7 @@ def fit(
         y: class numbers [N], or finite numbers [N].
         problem: what is predicted, and what is public of it.
         budget: ε, δ; of it a part for a search of settings, if it says so.
-        recipe: how; None: `recipe_for` this many rows and columns.
+        recipe: how; None: `recipe_for` this many rows.
         seed: makes the fit repeatable, and NOT private.
         ledger: file of the ledger.
         watch: told of each step.
@@ -118,7 +118,7 @@ def fit(
         )
     if seed is not None:
         warnings.warn("a fixed seed makes the noise predictable: this fit is NOT private", SeededWarning, 2)
-    recipe = recipe or recipe_for(*x.shape)
+    recipe = recipe or recipe_for(len(x))
     account = Account.opened(budget, len(x), ledger, seed)
     try:
         fitted = _fitted(x, y, problem, recipe, account, watch)
@@ -135,7 +135,10 @@ def _fitted(
     target = Classes(y, problem.classes) if problem.classes else Numbers(y, target_units)
     moments = account.release("means and scales of columns and target", recipe.moments)
     noise = account.noise(recipe.moments)
-    scaling, means, std = released_moments(x, target.moments, units, recipe.floor, moments, noise)
+    scaling, means, std = released_moments(
+        x, target.moments, units, problem.indicators or Indicators.none(x.shape[1]), recipe.floor, moments, noise
+    )
+    recipe = recipe.settled(len(x), scaling.width)
     head = target.head(means, std, recipe.constant)
     left -= recipe.moments
     kept = None
@@ -144,7 +147,7 @@ def _fitted(
     else:
         if account.budget.search:
             warnings.warn(NO_SEARCH, UserWarning, 3)
-        features = Features.of(x.shape[1], recipe)
+        features = Features.of(scaling.width, recipe)
         sigma = account.left(recipe.steps, left)
         weights = train_head(account.engine, x, head, scaling, features, recipe, sigma, account.seed, watch)
     head = replace(head, targets=np.empty(0))
@@ -165,7 +168,7 @@ def _searched(
     """Return what a search has kept, and its features and weights; steps on samples leave nothing for scores."""
     scores, models = 0.0 if recipe.batch else SCORES * left, []
     for number, option in enumerate((recipe, richer(recipe))):
-        features = Features.of(x.shape[1], option)
+        features = Features.of(scaling.width, option)
         sigma = account.left(option.steps, (left - scores) / 2, 2 - number, f"head, {CHOICES[number]}")
         seed = None if account.seed is None else account.seed + 1000 * number
         told = _told(watch, number)

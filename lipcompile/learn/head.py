@@ -88,7 +88,7 @@ def train_head(
         seed: makes the run repeatable, and NOT private.
         watch: told of each step.
     """
-    module = _module(head, features.count(x.shape[1]), features.radius)
+    module = _module(head, features.count(scaling.width), features.radius)
     with torch.no_grad():
         module.get_parameter("dense.weight").zero_()[:, -1] = torch.from_numpy(head.start)
     data = _examples(x, head.targets, lambda rows: features(scaling(rows)))

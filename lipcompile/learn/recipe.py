@@ -1,4 +1,4 @@
-"""Settings of a training, by a rule that looks at public facts alone: the numbers of rows, columns and classes."""
+"""Settings of a training, by a rule that looks at the numbers of rows and of columns that are kept."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ LARGE = 200_000
 
 FEW = 50
 """Rows for each column, with fewer of which waves of all columns drown in noise."""
+
+PRODUCTS = 20
+"""Rows for each column and product of columns, with fewer of which products drown in noise."""
 
 _BATCH = 32_768
 _SMALL = 5000
@@ -23,7 +26,8 @@ class Recipe:
         moments: share of the budget, counted in 1/σ², for means and scales of the features and shares of classes.
         ranges: share for the ranges of columns that have no public one; nothing is spent if all have.
         floor: least scale of a feature, in units of its range.
-        kind: of the features: the standardised row, and random waves of it, or the row alone.
+        kind: of the features: the standardised row, and random waves of it, or the row alone; None: `settled`
+            chooses.
         width: number of waves, even.
         frequency: of the waves.
         constant: feature that stands for the bias.
@@ -39,7 +43,7 @@ class Recipe:
     moments: float = 0.1
     ranges: float = 0.1
     floor: float = 0.05
-    kind: Literal["plain", "waves"] = "waves"
+    kind: Literal["plain", "waves"] | None = None
     width: int = 256
     frequency: float = 0.6
     constant: float = 0.1
@@ -64,13 +68,16 @@ class Recipe:
             )
         if self.steps < 1 or self.width < 2 or self.width % 2 or (self.batch is not None and self.batch < 1):
             raise ValueError("steps and batch must be at least 1, and width must be even and at least 2")
-        if self.kind not in ("plain", "waves"):
+        if self.kind not in ("plain", "waves", None):
             raise ValueError(f"kind must be plain or waves; got {self.kind!r}")
 
+    def settled(self, rows: int, columns: int) -> Recipe:
+        """Return the recipe with the kind of features for so many rows, and columns that are kept."""
+        return self if self.kind else replace(self, kind="plain" if rows < FEW * columns else "waves")
 
-def recipe_for(rows: int, columns: int, **changes: Any) -> Recipe:
-    """Return the recipe for so many rows and columns, with changes by name; looks at no row."""
-    kind: Literal["plain", "waves"] = "plain" if rows < FEW * columns else "waves"
+
+def recipe_for(rows: int, **changes: Any) -> Recipe:
+    """Return the recipe for so many rows, with changes by name; looks at no row."""
     moments = 0.15 if rows < _SMALL else 0.05
     batch = _BATCH if rows > LARGE else None
-    return replace(Recipe(kind=kind, moments=moments, batch=batch), **changes)
+    return replace(Recipe(moments=moments, batch=batch), **changes)

@@ -7,7 +7,9 @@ intervals, finer towards zero as floating-point numbers are. That is a vector of
 of norm √c for c columns. A range is the hull of the intervals whose noisy counts stand out of the noise.
 
 *Moments.* A row gives its scaled values, their squares, and an indicator of its class (or its scaled target and
-the square of that), cut to a ball.
+the square of that), cut to a ball. An indicator is its own square, and given once. The columns that a model reads
+follow from the released means: indicators that stand out of the noise, and, of a table of categories, the products
+of those.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lipcompile.tables.encode import release
+from lipcompile.learn.recipe import PRODUCTS
+from lipcompile.tables.encode import Indicators, release
 
 Array = NDArray[np.floating[Any]]
 Release = Callable[[Array, float], Array]
@@ -38,6 +41,9 @@ _OCTAVES = (
 )  # intervals reach from 2^-20 to 2^40, in either direction; values nearer to zero count as zero
 _MISTAKE = 1e-3  # probability that noise makes any interval stand out, and a range far too wide
 _FINEST = 8  # intervals of an octave
+_USUAL = 0.6  # of the longest row of numbers that can be, most rows have no more
+_CLEARLY = 2.0  # standard deviations of the noise
+_MOST = 2000  # columns and products
 
 
 def chunks(rows: int) -> list[slice]:
@@ -75,6 +81,10 @@ class Units:
         """Return the values [N, d] of scaled values [N, d]."""
         return np.asarray(self._anchor + self._widest * units)
 
+    def of(self, columns: NDArray[np.int64]) -> Units:
+        """Return the map of some columns."""
+        return Units(self.low[columns], self.high[columns])
+
     @property
     def _anchor(self) -> Array:
         return np.asarray(np.clip(0.0, self.low, self.high))
@@ -90,17 +100,29 @@ class Scaling:
     """From values to standardised values, by public numbers and by what was released.
 
     Args:
-        units: by the ranges of the columns.
-        mean, scale: of the scaled columns, [d].
+        units: by the ranges of the k columns that are kept.
+        mean, scale: of those columns, scaled, and of p products of them, [k + p].
+        kept: which of the d columns they are, [k].
+        products: of which two of the k columns, [p, 2].
     """
 
     units: Units
     mean: Array
     scale: Array
+    kept: NDArray[np.int64]
+    products: NDArray[np.int64]
+
+    @property
+    def width(self) -> int:
+        """k + p."""
+        return len(self.mean)
 
     def __call__(self, x: Array) -> Array:
-        """Return standardised values [N, d], as precise as x; a missing value becomes the mean, 0."""
-        units = self.units(x)
+        """Return standardised values [N, k + p] of values [N, d], as precise as x; a missing value becomes 0."""
+        units = self.units(x[:, self.kept])
+        if len(self.products):
+            first, second = self.products.T
+            units = np.concatenate([units, units[:, first] * units[:, second]], axis=1)
         units -= self.mean.astype(x.dtype)
         units /= self.scale.astype(x.dtype)
         return np.nan_to_num(units, copy=False, nan=0.0)
@@ -157,7 +179,13 @@ def _finite(edge: float, other: float) -> float:
 
 
 def released_moments(
-    x: Array, targets: Rows, units: Units, floor: float, release: Release, noise: float
+    x: Array,
+    targets: Rows,
+    units: Units,
+    indicators: Indicators,
+    floor: float,
+    release: Release,
+    noise: float,
 ) -> tuple[Scaling, Array, float]:
     """Return the scaling, the means of what `targets` gives, and the standard deviation of the noise of all means.
 
@@ -165,24 +193,62 @@ def released_moments(
         x: values [N, d], NaN where missing.
         targets: indicators of classes [n, K - 1] of some rows, or a scaled target and its square [n, 2].
         units: by the ranges of the columns.
+        indicators: which columns are.
         floor: least scale, in units of the range.
         release: of a sum.
         noise: standard deviation, over the norm, of its noise.
     """
     rows, columns = x.shape
+    numbers = np.flatnonzero(~indicators.which)
     width = targets(slice(0, 1)).shape[1]
-    # A row of values 1 everywhere has norm √(2d + 1); most are shorter, and noise grows with this radius.
-    radius = max(1.0, 0.6 * math.sqrt(2 * columns + 1))
-    total = np.zeros(2 * columns + width)
+    # Indicators have norm √ones. Numbers of size 1 everywhere have √(2n + 1) with their squares and a class; most
+    # rows have less, and noise grows with this radius.
+    radius = max(1.0, math.sqrt(indicators.ones + _USUAL**2 * (2 * len(numbers) + 1)))
+    total = np.zeros(columns + len(numbers) + width)
     for some, values in pieces(x):
         unit = np.nan_to_num(units(values.astype(np.float64)), nan=0.0)
-        table = np.concatenate([unit, unit**2, targets(some)], axis=1)
+        table = np.concatenate([unit, unit[:, numbers] ** 2, targets(some)], axis=1)
         total += cut(table, radius).sum(axis=0)
-    means = release(total, radius) / rows
-    mean, squares, aside = np.split(means, [columns, 2 * columns])
+    means, std = release(total, radius) / rows, noise * radius / rows
+    mean, of_numbers, aside = np.split(means, [columns, columns + len(numbers)])
+    squares = mean.copy()
+    squares[numbers] = of_numbers
+    return _scaling(units, mean, squares, indicators, floor, rows, std), aside, std
+
+
+def _scaling(
+    units: Units, mean: Array, squares: Array, indicators: Indicators, floor: float, rows: int, std: float
+) -> Scaling:
+    """Return the scaling by released means [d] of values and of their squares, whose noise has deviation `std`."""
     mean = np.clip(mean, -1.0, 1.0)
+    kept = np.flatnonzero(~indicators.which | (mean > _CLEARLY * std))
+    if not len(kept):
+        kept = np.arange(len(mean))
+    mean, squares = mean[kept], squares[kept]
+    products = _products(mean, indicators, kept, rows, std)
+    shares = mean[products].prod(axis=1)  # as if columns were independent
+    mean, squares = np.append(mean, shares), np.append(squares, shares)
     deviation = np.sqrt(np.maximum(squares - mean**2, 0.0))
-    return Scaling(units, mean, np.maximum(deviation, floor)), aside, noise * radius / rows
+    return Scaling(units.of(kept), mean, np.maximum(deviation, floor), kept, products)
+
+
+def _products(
+    share: Array, indicators: Indicators, kept: NDArray[np.int64], rows: int, std: float
+) -> NDArray[np.int64]:
+    """Return of which two kept columns products are to be read, [p, 2].
+
+    None, unless the table has categories alone, and rows enough for all. They are of different columns of the
+    table, and would stand out of the noise `std` if those were independent; `share` has the released means.
+    """
+    none = np.empty((0, 2), np.int64)
+    if not indicators.categories_alone or len(kept) > _MOST:
+        return none
+    first, second = np.triu_indices(len(kept), 1)
+    source = indicators.source[kept]
+    pairs = np.column_stack([first, second])
+    pairs = pairs[(source[first] != source[second]) & (share[first] * share[second] > _CLEARLY * std)]
+    width = len(kept) + len(pairs)
+    return pairs if width <= min(_MOST, rows / PRODUCTS) else none
 
 
 def cut(rows: Array, radius: float) -> Array:

@@ -21,7 +21,7 @@ from lipcompile.learn.head import Watch
 from lipcompile.learn.recipe import Recipe, recipe_for
 from lipcompile.learn.scaling import Scaling, Units
 from lipcompile.learn.targets import Head, Problem
-from lipcompile.tables.encode import Encoded
+from lipcompile.tables.encode import Encoded, indicators
 from lipcompile.tables.schema import Schema
 from lipcompile.tables.schema_file import portable, schema_of
 from lipcompile.tables.schema_file import text as text_of_schema
@@ -84,6 +84,8 @@ class TableModel:
             "high": units.high,
             "mean": one.scaling.mean,
             "scale": one.scaling.scale,
+            "kept": one.scaling.kept,
+            "products": one.scaling.products,
             "weights": one.weights,
             "start": one.head.start,
             "directions": np.empty((0, 0), np.float32)
@@ -126,7 +128,7 @@ def load(path: str | os.PathLike[str]) -> TableModel:
             raise ValueError
         directions = arrays["directions"] if arrays["directions"].size else None
         fitted = Fitted(
-            Scaling(Units(arrays["low"], arrays["high"]), arrays["mean"], arrays["scale"]),
+            _scaling(arrays),
             Features(directions, facts["constant"]),
             arrays["weights"],
             Head(**facts["head"], start=arrays["start"]),
@@ -142,6 +144,14 @@ def load(path: str | os.PathLike[str]) -> TableModel:
         raise DataError(
             f"{os.fspath(path)} is not a model of a table: give a file that `lipcompile train` wrote"
         ) from error
+
+
+def _scaling(arrays: dict[str, Any]) -> Scaling:
+    """Return the scaling of a file; files of earlier versions keep all columns and have no products."""
+    units = Units(arrays["low"], arrays["high"])
+    kept = arrays.get("kept", np.arange(len(units.low)))
+    products = arrays.get("products", np.empty((0, 2), np.int64))
+    return Scaling(units, arrays["mean"], arrays["scale"], kept, products)
 
 
 def fit_table(
@@ -166,11 +176,11 @@ def fit_table(
     assert data.y is not None
     budget = Budget(epsilon, default_delta(len(data.x)) if delta is None else delta, search=search)
     classes = schema.classes or ()
-    problem = Problem(len(classes), data.low, data.high, schema.target_range)
+    problem = Problem(len(classes), data.low, data.high, schema.target_range, indicators(schema))
     y = data.y
     if classes:
         order = np.argsort(classes)
         y = order[np.searchsorted(classes, y.astype(str), sorter=order)]
-    recipe = recipe_for(*data.x.shape)
+    recipe = recipe_for(len(data.x))
     fitted = fit(data.x, y, problem, budget, recipe=recipe, seed=seed, ledger=ledger, watch=watch)
     return TableModel(schema, fitted)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lipcompile.learn.scaling import Array, Units
+from lipcompile.tables.encode import Indicators
 
 Loss = Literal["binary", "multiclass", "regression"]
 _LEAST_SHARE = 1e-3
@@ -43,12 +44,14 @@ class Problem:
         classes: K, the number of classes; 0: numbers are predicted.
         low, high: ends of the columns' ranges, [d]; NaN, or None for all, where a range is not public.
         target_range: ends of the numbers to predict, which are cut to it; None: not public.
+        indicators: which columns are zeros and ones; None: none is known to be.
     """
 
     classes: int = 0
     low: Array | None = None
     high: Array | None = None
     target_range: tuple[float, float] | None = None
+    indicators: Indicators | None = None
 
     def ends(self, columns: int) -> tuple[Array, Array]:
         """Return the ends of the ranges, new arrays [d], NaN where they are not public."""

@@ -167,6 +167,46 @@ def layout(schema: Schema) -> Encoded:
     return Encoded(np.empty((0, len(found)), np.float32), low, high, tuple(name for name, _ in found))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Indicators:
+    """Which of d encoded columns are zeros and ones.
+
+    Args:
+        which: bool [d].
+        source: by number, the column of the table that each is of, [d].
+        ones: how many of them are 1 in a row at most; those of missing numbers stand for their number.
+    """
+
+    which: NDArray[np.bool_]
+    source: NDArray[np.int64]
+    ones: int
+
+    @classmethod
+    def none(cls, columns: int) -> Indicators:
+        """Return that none of so many columns is known to be one."""
+        return cls(np.zeros(columns, np.bool_), np.arange(columns), 0)
+
+    @property
+    def categories_alone(self) -> bool:
+        """Whether each column of the table is a category or boolean."""
+        return bool(self.which.all()) and self.ones == len(np.unique(self.source))
+
+
+def indicators(schema: Schema) -> Indicators:
+    """Return which encoded columns are indicators."""
+    which, source, ones = [], [], 0
+    for number, column in enumerate(schema.columns):
+        count = width(column)
+        source += [number] * count
+        match column:
+            case Boolean() | Category() | Text():
+                which += [True] * count
+                ones += count if isinstance(column, Text) else 1
+            case _:
+                which += [False, True][:count]
+    return Indicators(np.array(which, np.bool_), np.array(source, np.int64), ones)
+
+
 def open_ranges(schema: Schema) -> int:
     """Return how many ranges are not public."""
     return int(np.isnan(layout(schema).low).sum())

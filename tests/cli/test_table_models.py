@@ -85,7 +85,7 @@ def files_of(folder: str, out: str) -> dict[str, object]:
     lines = [json.loads(line) for line in Path(folder, "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
     with np.load(Path(folder, "model.npz")) as model:
         arrays = dict(model)
-    released = {"low", "high", "mean", "scale", "weights", "start"}
+    released = {"low", "high", "mean", "scale", "kept", "products", "weights", "start"}
     assert released < arrays.keys()
     return {
         "files": {path.name for path in Path(folder).iterdir()},

@@ -10,6 +10,7 @@ import pytest
 
 from lipcompile.learn.features import Array
 from lipcompile.learn.scaling import Scaling, Units, cut, released_moments, released_ranges
+from lipcompile.tables.encode import Indicators
 
 COLUMNS = 5
 
@@ -37,12 +38,24 @@ def ranges(rows: Array, sums: Sums) -> None:
     released_ranges(lambda some: rows[some], 1000, sums, 10.0)
 
 
+UNITS = Units(np.array([-1.0, 0.0, 2.0, -3.0, 5.0]), np.array([1.0, 1.0, 9.0, -2.0, 5.0]))
+
+
 def moments(rows: Array, sums: Sums) -> None:
-    units = Units(np.array([-1.0, 0.0, 2.0, -3.0, 5.0]), np.array([1.0, 1.0, 9.0, -2.0, 5.0]))
-    released_moments(rows, lambda some: np.ones((len(rows[some]), 2)), units, 0.05, sums, 1.0)
+    released_moments(rows, ones_beside(rows), UNITS, Indicators.none(COLUMNS), 0.05, sums, 1.0)
 
 
-@pytest.mark.parametrize("released", [ranges, moments])
+def moments_beside_indicators(rows: Array, sums: Sums) -> None:
+    """As of a schema that promises zeros and ones, at most one of them in a row; the rows need not keep it."""
+    promised = Indicators(np.array([True, True, True, False, False]), np.array([0, 0, 0, 1, 2]), 1)
+    released_moments(rows, ones_beside(rows), UNITS, promised, 0.05, sums, 1.0)
+
+
+def ones_beside(rows: Array) -> Callable[[slice], Array]:
+    return lambda some: np.ones((len(rows[some]), 2))
+
+
+@pytest.mark.parametrize("released", [ranges, moments, moments_beside_indicators])
 def test_one_row_adds_no_more_than_its_norm(released: Callable[[Array, Sums], None]) -> None:
     source = np.random.default_rng(1)
     base = source.standard_normal((3, COLUMNS))
@@ -89,7 +102,7 @@ def test_moments_are_means_and_deviations() -> None:
     rows = source.normal([0.2, -0.3], [0.1, 0.2], (20_000, 2))
     units = Units(np.full(2, -1.0), np.ones(2))
     quarter = lambda some: np.full((len(rows[some]), 1), 0.25)  # noqa: E731
-    scaling, shares, std = released_moments(rows, quarter, units, 0.05, Sums(), 10.0)
+    scaling, shares, std = released_moments(rows, quarter, units, Indicators.none(2), 0.05, Sums(), 10.0)
     assert std == pytest.approx(10 * 0.6 * math.sqrt(5) / 20_000)
     np.testing.assert_allclose(scaling.mean, [0.2, -0.3], atol=0.01)
     np.testing.assert_allclose(scaling.scale, [0.1, 0.2], atol=0.01)
@@ -97,11 +110,77 @@ def test_moments_are_means_and_deviations() -> None:
     assert scaling(np.array([[np.nan, 9.0]])).tolist() == [[0.0, (1.0 - scaling.mean[1]) / scaling.scale[1]]]
 
 
+def categories(shares: dict[str, list[float]], rows: int) -> tuple[Array, Indicators]:
+    """Return indicators [rows, d] of independent categories with these shares, and what is known of them."""
+    source = np.random.default_rng(0)
+    parts = [
+        np.eye(len(names))[source.choice(len(names), rows, p=names)].astype(np.float32)
+        for names in shares.values()
+    ]
+    of = [number for number, names in enumerate(shares.values()) for _ in names]
+    return np.concatenate(parts, axis=1), Indicators(np.ones(len(of), np.bool_), np.array(of), len(shares))
+
+
+def scaled(x: Array, known: Indicators, noise: float) -> Scaling:
+    units = Units(np.zeros(x.shape[1]), np.ones(x.shape[1]))
+    nothing = lambda some: np.zeros((len(x[some]), 1))  # noqa: E731
+    return released_moments(x, nothing, units, known, 0.05, Sums(), noise)[0]
+
+
+def test_indicators_that_are_hidden_by_noise_are_left_out() -> None:
+    """Noise of the means has deviation 20·√(2 + 0.36)/1000 = 0.0307: shares above 0.0614 stand out of it."""
+    x, known = categories({"job": [0.9, 0.1, 0.0], "town": [0.55, 0.4, 0.05]}, 1000)
+    x[0, :3] = 0.0, 0.0, 1.0  # a share of one in a thousand
+    scaling = scaled(x, known, 20.0)
+    assert scaling.kept.tolist() == [0, 1, 3, 4]
+    np.testing.assert_allclose(scaling.mean[:4], x[:, scaling.kept].mean(axis=0), rtol=1e-6)
+    deviation = x[:, scaling.kept].std(axis=0)
+    np.testing.assert_allclose(scaling.scale[:4], deviation, rtol=1e-5)
+    assert scaling(np.eye(6, dtype=np.float32)[[2]])[0, :4] == pytest.approx(
+        -scaling.mean[:4] / deviation, rel=1e-5
+    )
+
+
+def test_values_are_kept_whatever_their_noise_and_something_always_is() -> None:
+    x, known = categories({"job": [0.5, 0.5]}, 100)
+    mixed = np.concatenate([x, np.full((100, 1), 1e-3, np.float32)], axis=1)
+    beside = Indicators(np.array([True, True, False]), np.array([0, 0, 1]), 1)
+    assert scaled(mixed, beside, 1e3).kept.tolist() == [2]
+    assert scaled(x, known, 1e3).kept.tolist() == [0, 1]
+
+
+def test_a_table_of_categories_has_the_products_of_different_columns() -> None:
+    x, known = categories({"job": [0.9, 0.1], "town": [0.6, 0.4], "member": [0.5, 0.5]}, 1000)
+    scaling = scaled(x, known, 5.0)  # noise of the means: 5·√3.36/1000 = 0.0092, so products above 0.0183
+    pairs = [[0, 2], [0, 3], [0, 4], [0, 5], [1, 2], [1, 3], [1, 4], [1, 5], [2, 4], [2, 5], [3, 4], [3, 5]]
+    assert scaling.products.tolist() == pairs
+    share = x.mean(axis=0)
+    both = share[0] * share[3]
+    assert scaling.mean[7] == pytest.approx(both, rel=1e-6)
+    assert scaling.scale[7] == pytest.approx(math.sqrt(both * (1 - both)), rel=1e-6)
+    row = scaling(np.array([[1, 0, 0, 1, 1, 0]], np.float32))[0]
+    assert row[7] == pytest.approx((1 - both) / math.sqrt(both * (1 - both)), rel=1e-5)
+    assert row[6] == pytest.approx(-scaling.mean[6] / scaling.scale[6], rel=1e-5)
+    assert scaling.width == 18
+    assert [1, 3] not in scaled(x, known, 12.0).products.tolist()  # 0.04 does not stand out of 0.022
+
+
+def test_other_tables_have_no_products() -> None:
+    x, known = categories({"job": [0.5, 0.5], "town": [0.5, 0.5]}, 159)
+    assert not len(scaled(x, known, 0.1).products)  # 8 columns want 160 rows
+    x, known = categories({"job": [0.5, 0.5], "town": [0.5, 0.5]}, 160)
+    assert len(scaled(x, known, 0.1).products) == 4
+    texts = Indicators(known.which, known.source, 3)  # more ones than columns: texts
+    assert not len(scaled(x, texts, 0.1).products)
+    numbers = Indicators(np.array([True, True, False, False]), np.array([0, 0, 1, 2]), 1)
+    assert not len(scaled(x, numbers, 0.1).products)
+
+
 def test_noise_makes_no_scale_of_zero() -> None:
     units = Units(np.full(2, -1.0), np.ones(2))
     nothing = np.zeros((4, 2))
     scaling, _, _ = released_moments(
-        nothing, lambda some: nothing[some], units, 0.05, lambda total, _: total - 1e6, 1.0
+        nothing, lambda some: nothing[some], units, Indicators.none(2), 0.05, lambda total, _: total - 1e6, 1.0
     )
     assert isinstance(scaling, Scaling)
     assert (scaling.scale >= 0.05).all()

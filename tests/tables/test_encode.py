@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lipcompile.diagnostics import InputError
-from lipcompile.tables.encode import Encoded, assembled, bucket, encoded_batch, layout
+from lipcompile.tables.encode import Encoded, assembled, bucket, encoded_batch, indicators, layout
 from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema
 from lipcompile.tables.values import MISSING
 
@@ -263,3 +263,19 @@ def test_each_row_is_encoded_by_itself(rows: list[dict[str, str]]) -> None:
     assert whole.y is not None
     assert [*whole.y] == [row["y"] for row in rows]
     assert {one.names for one in alone} == {whole.names}
+
+
+def test_what_is_an_indicator_follows_from_the_schema() -> None:
+    columns: tuple[Column, ...] = (
+        Number("age", missing=True),
+        Ignore("note"),
+        Category("job", ("clerk", "nurse"), missing=True),
+        Boolean("member"),
+        Date("joined"),
+    )
+    known = indicators(Schema(columns))
+    assert known.which.tolist() == [False, True, True, True, True, True, False]
+    assert known.source.tolist() == [0, 0, 2, 2, 2, 3, 4]
+    assert known.ones == 2
+    assert not known.categories_alone
+    assert indicators(Schema(columns[1:4])).categories_alone
