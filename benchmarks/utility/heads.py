@@ -38,7 +38,7 @@ def fit(parts: Parts, settings: Settings, budget: Budget, seed: int, *, audit: b
     began = time.process_time()
     columns = parts.x.shape[1]
     problem = Problem(parts.classes, np.full(columns, -1.0), np.ones(columns))
-    recipe = recipe_for(*parts.x.shape, **settings)
+    recipe = recipe_for(len(parts.x), **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SeededWarning)
         whole = account.Budget(budget.epsilon, budget.delta)
