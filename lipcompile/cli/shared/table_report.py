@@ -57,6 +57,8 @@ def page_of(
         target=str(model.schema.target),
         rows=rows,
         columns=test.x.shape[1],
+        kept=len(fitted.scaling.kept),
+        products=len(fitted.scaling.products),
         tested=len(test.x),
         measure="Test accuracy" if classes else "Test R²",
         score=f"{100 * score:.1f} %" if classes else f"{score:.3f}",
@@ -120,10 +122,11 @@ def _advice(model: TableModel, rows: int, test: Encoded, score: float) -> Iterat
             f"{unknown} encoded columns have no public range: a schema with `low` and `high` saves the share of "
             "the budget that went into ranges, and makes them exact."
         )
-    if fitted.recipe.kind == "plain" and rows < FEW * test.x.shape[1]:
+    kept = len(fitted.scaling.kept)
+    if fitted.recipe.kind == "plain" and rows < FEW * kept:
         yield (
-            f"There are {rows / test.x.shape[1]:.0f} rows for each encoded column. With {FEW} the model could "
-            "have features that are not linear: leave out columns, or give a `category` fewer `buckets`."
+            f"There are {rows / kept:.0f} rows for each encoded column that stands out of the noise. With {FEW} "
+            "the model could have features that are not linear: leave out columns."
         )
     if model.schema.classes is not None:
         error = (score * (1 - score) / len(test.x)) ** 0.5

@@ -43,6 +43,7 @@ class TablePage:
     Args:
         source, target: names of the table and of the column that was learned.
         rows, columns, tested: numbers of rows to train on, of encoded columns, and of rows to test on.
+        kept, products: numbers of those columns and of products of two that the model reads.
         measure, score: what was measured on the rows to test on, and how much it is.
         epsilon, delta: what was spent.
         private: False if a seed was fixed.
@@ -58,6 +59,8 @@ class TablePage:
     target: str
     rows: int
     columns: int
+    kept: int
+    products: int
     tested: int
     measure: str
     score: str
