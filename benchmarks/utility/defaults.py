@@ -3,9 +3,9 @@
     python -m benchmarks.utility.defaults --data FOLDER [--sets NAME …] [--methods defaults network] [--seeds 5]
         [--json FILE] [--resume]
 
-`defaults` looks at nothing but the numbers of rows and columns; `search` has a private search, where it can
-pay; `products` has the products of all pairs of columns beside them. `frame` gets the columns as a file has them, without
-a schema, of the sets in `weightclip`.
+`defaults` looks at nothing but the numbers of rows and columns; `search` has a private search, where it can pay;
+`products` has the products of all pairs of columns beside them; `frame` gets the columns as a file has them,
+without a schema, of the sets in `weightclip`.
 All of ε is in the ledger. `diffprivlib` (its own environment: it needs an older scikit-learn) has the best of
 logistic regression, naive Bayes and forest on the test part, which is a choice that it does not pay for.
 
