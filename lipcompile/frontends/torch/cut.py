@@ -32,7 +32,8 @@ def noted() -> Iterator[list[str]]:
     from torch.autograd import function
 
     found: list[str] = []
-    defines, register = function._is_setup_context_defined, torch.Tensor.register_hook
+    defines: Any = function._is_setup_context_defined
+    register: Any = torch.Tensor.register_hook
 
     def asked(method: Any) -> bool:
         # `apply` asks this of every function that it calls. Code may hold `apply` itself, from before.

@@ -45,7 +45,7 @@ def without_grad(h: Tensor) -> Tensor:
 
 def hooked(h: Tensor) -> Tensor:
     if h.requires_grad:
-        h.register_hook(lambda cotangent: 4 * cotangent)
+        h.register_hook(lambda cotangent: 4 * cotangent)  # type: ignore[no-untyped-call]
     return h.tanh()
 
 
@@ -74,7 +74,7 @@ def test_other_gradients_than_those_of_the_module_are_told(then: Then, what: str
 def test_hooks_of_backward_passes_are_told() -> None:
     net = Net(torch.tanh)
     net.last.register_full_backward_hook(lambda _module, into, _out: into)
-    net.first.weight.register_hook(lambda cotangent: 5 * cotangent)
+    net.first.weight.register_hook(lambda cotangent: 5 * cotangent)  # type: ignore[no-untyped-call]
     assert warned(net) == ["a backward hook on `last`, a hook on the gradient of `first.weight`"]
 
 
