@@ -1,7 +1,8 @@
 """How Python spells a node: with the functions of `lipcompile_torch.runtime` and torch, as these are documented.
 
 A spelling is a format. {x}, {y}: operands. {name}: an attribute, its exact numbers as the nearest doubles, with
-`:b` as the largest not above (radii), `:a` as the smallest not below (floors). `:+` counts axes with the batch,
+`:b` as the largest not above (radii), `:a` as the smallest not below (floors), `:p` as the largest not above where
+that is over 1/2 (probabilities p, for the factor 1/(1 - p) grows fast near 1). `:+` counts axes with the batch,
 `:*` writes a list without parentheses, `:-` nothing (the shape of the parameter says it), `:?key=default` writes
 `, key=value` unless all entries are the default. Other names stand in `WORDS`. It is an error if an attribute is
 left over.
@@ -57,8 +58,8 @@ NODES: Mapping[str, str] = {
     "slice": "{x}.narrow({axis:+}, {start}, {length})",
     "clip_norm": "functional.clip_norm({x}, {radius:b})",
     "clip_gradient": "self.clip_gradient({x}, {bound:b})",
-    "dropout": "F.dropout({x}, {probability}, self.training)",
-    "grouped_dropout": "functional.grouped_dropout({x}, {probability}, {axes}, self.training)",
+    "dropout": "F.dropout({x}, {probability:p}, self.training)",
+    "grouped_dropout": "functional.grouped_dropout({x}, {probability:p}, {axes}, self.training)",
     "pad": "functional.pad({x}, {padding}{mode:?mode='zeros'})",
     "upsample": "functional.upsample({x}, {factor}, {mode}{align_corners:?align_corners=False})",
     "gather": "functional.gather({x}, {indices}, axis={axis})",
@@ -99,7 +100,7 @@ LAYERS: Mapping[str, str] = {
     "class_token": "layers.ClassToken({own}, bound={ball}{axis:?axis=0}{last:?last=False}){count:-}",
     "embedding": "layers.Embedding({entries}, {width}, bound={rows})",
     "attention": (
-        "layers.Attention({width}, {heads}{context}{causal:?causal=False}{dropout:?dropout=0.0}, "
+        "layers.Attention({width}, {heads}{context}{causal:?causal=False}{dropout:p?dropout=0.0}, "
         "constraint={constraints})"
     ),
 }
@@ -130,7 +131,7 @@ WORDS: Mapping[str, Callable[[Use], Any]] = {
     "minimum": lambda u: reduce("torch.minimum({}, {})".format, u.inputs),
     "bits": lambda u: repr(f"{int(''.join('01'[bit] for bit in u.take('mask')), 2):x}"),
     "tempered": lambda u: _weighted(u.take("temperature"), u.inputs[0], "b"),
-    "dropping": lambda u: _dropping(rounded(u.take("dropout"))),
+    "dropping": lambda u: _dropping(rounded(u.take("dropout"), "p")),
     "flat": lambda u: f"{u.inputs[0]}.flatten(1)" if u.shapes[0] else f"{u.inputs[0]}[:, None]",
     "spatial": lambda u: Value(range(1, len(u.shapes[0]))),
     "rank": lambda u: len(u.shapes[0]) - 1,
@@ -154,8 +155,9 @@ WORDS: Mapping[str, Callable[[Use], Any]] = {
 
 
 def rounded(value: str, side: str = "") -> str:
-    """Write an exact number as the nearest double, the largest not above it (b), or the least not below (a)."""
+    """Write an exact number as a double: the nearest, or as the side says, see above."""
     exact, double = Fraction(value), float(Fraction(value))
+    side = "b" if side == "p" and 2 * exact > 1 else side
     if (side == "b" and Fraction(double) > exact) or (side == "a" and Fraction(double) < exact):
         double = math.nextafter(double, -math.inf if side == "b" else math.inf)
     return repr(double)

@@ -505,6 +505,11 @@ CASES: Mapping[str, Case] = {
         module("126", "self.mean += 1; return self.layer(x - self.mean)", WRITTEN),
         0,
     ),
+    "LIP127": Case(
+        "check net_127:Network --input-shape 4 --input-norm 1 --loss cross_entropy --bounds clip",
+        module("127", "return self.layer(x) - self.layer(x).detach() / 2"),
+        0,
+    ),
     "LIP201": Case("check model.lip", example("LIP201"), 0),
     "LIP203": Case("", good, api=empty_input),
     "LIP213": Case("check model.lip", example("LIP213"), 0),

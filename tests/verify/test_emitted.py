@@ -14,6 +14,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -167,6 +168,19 @@ def test_divisors_of_averages(pool: str, tmp_path: Path) -> None:
     assert one.refusal() == ""
     text = "".join(one.text.split())
     assert text.count("counted=") == text.count(f",counted={POOLS[pool]}".replace(" ", "")) == bool(POOLS[pool])
+
+
+@pytest.mark.parametrize("dropout", ["dropout({})", "grouped_dropout({}, axes=1)", "attention(2, dropout={})"])
+def test_what_dropout_keeps_grows_by_no_more_than_the_bound_says(dropout: str, tmp_path: Path) -> None:
+    # 1 - p is 1.4·2⁻⁵³. The nearest double above p leaves 2⁻⁵³, and so a factor that is 1.4 times 1/(1 - p).
+    exact = 1 - Fraction(14, 10) / 2**53
+    line = dropout.format(f"{exact.numerator}/{exact.denominator}")
+    one = of_text(tmp_path, f"input x: tensor[4, 4], norm <= 1.0; {line}; flatten; dense(3); loss cross_entropy")
+    assert one.refusal() == ""
+    (written,) = {float(found) for found in re.findall(r"0\.99999\d+", one.text)}
+    assert Fraction(written) <= exact
+    rounded = repr(written), repr(math.nextafter(written, 1))
+    assert one.refusal(one.text.replace(*rounded)) != ""
 
 
 @pytest.mark.parametrize("seed", range(20))

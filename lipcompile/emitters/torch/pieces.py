@@ -23,6 +23,15 @@ def nearest(value: Scalar) -> str:
     return repr(float(_exact(value)))
 
 
+def probability(value: Scalar) -> str:
+    """Write a probability p of dropout, above 1/2 as the largest double not above it.
+
+    The factor 1/(1 - p) of what is kept grows with p: near 1 the nearest double may be far above in 1/(1 - p).
+    """
+    exact = _exact(value)
+    return repr(rounding.below(exact) if 2 * exact > 1 else float(exact))
+
+
 def below(value: Scalar) -> str:
     """Write the largest double not above an exact number: a radius may shrink, never grow."""
     return repr(rounding.below(_exact(value)))

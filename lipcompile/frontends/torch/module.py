@@ -19,6 +19,7 @@ from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch.cut import changed_gradients, noted
 from lipcompile.frontends.torch.draws import refuse_draws_in_evaluation
 from lipcompile.frontends.torch.find import find, summary
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
@@ -114,7 +115,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     hides = options.bounds in ("clip", "auto") and options.repairs is None
     rows = padded(module) if hides else {}
     try:
-        with without_rows_of_padding(rows):
+        with without_rows_of_padding(rows), noted() as seen:
             program, taken = traced(module, examples)
         is_open = has_open_batch(program)
         loaded, model = imported(program, options.repairs)
@@ -134,6 +135,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
             *_parametrised(module),
             *_ignored(module, rows),
             *_written(module, program),
+            *changed_gradients(module, program, seen),
             *_left_out(module, model),
             *_rounded(module),
         ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, product
@@ -195,7 +195,10 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
     axis = {0: Dim.DYNAMIC}
     open_axes = (tuple(axis for _ in args), dict.fromkeys(kwargs, axis)) if is_open else None
     # The order of three or more factors would depend on their sizes, that of the batch among them.
-    with silence(), rewritten(), _out_of_place(module), opt_einsum.flags(enabled=False):
+    rewriting = (silence(), rewritten(), _out_of_place(module), _spelled_out(module, len(args), kwargs))
+    with ExitStack() as stack:
+        for one in (*rewriting, opt_einsum.flags(enabled=False)):
+            stack.enter_context(one)
         return export(module, args, kwargs, dynamic_shapes=_by_name(module, open_axes), strict=False)
 
 
@@ -222,6 +225,40 @@ def _written_back(_: Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor
     """Write what was dropped out over the operand, which may be read again, by itself or as a part of another."""
     operand = args[0] if args else kwargs["input"]
     return operand.copy_(dropped)
+
+
+@contextmanager
+def _spelled_out(module: Module, args: int, names: Collection[str]) -> Iterator[None]:
+    """Let `forward` say each argument that `*args` and `**kwargs` take meanwhile.
+
+    torch.export cannot open the size of the others. With a fixed size, nothing sees what the code asks about it.
+    """
+    forward = module.forward
+    kinds = {name: one.kind for name, one in inspect.signature(forward).parameters.items()}
+    if not {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} & {*kinds.values()}:
+        yield
+        return
+
+    def spelled(*given: Any, **named: Any) -> Any:
+        return forward(*given, **named)
+
+    plain = [name for name, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    free = (name for name in map("argument_{}".format, count()) if name not in names)
+    positions = [*islice((*plain, *islice(free, args)), args)]
+    spelled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            *(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in positions),
+            *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names),
+        ]
+    )
+    own = module.__dict__.get("forward")
+    try:
+        module.forward = spelled
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
 
 
 def _by_name(module: Module, axes: tuple[tuple[Any, ...], dict[str, Any]] | None) -> Any:

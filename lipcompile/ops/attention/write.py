@@ -9,7 +9,15 @@ import numpy as np
 
 from lipcompile.core.graph import Node
 from lipcompile.emitters.onnx.writer import Emit, Writer
-from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, constraint, keywords, nearest
+from lipcompile.emitters.torch.pieces import (
+    Expression,
+    Layer,
+    Parameters,
+    constraint,
+    keywords,
+    nearest,
+    probability,
+)
 from lipcompile.ops.shape.write import dropped
 
 # As Python
@@ -20,7 +28,7 @@ def _attention(node: Node, parameters: Parameters) -> list[str]:
     optional = {
         "context_features": (context, queries),
         "causal": (node.attributes.causal, False),
-        "dropout": (float(nearest(node.attributes.dropout)), 0.0),
+        "dropout": (float(probability(node.attributes.dropout)), 0.0),
     }
     sizes = [f"{queries}", f"{node.attributes.heads}"]
     return [*sizes, *keywords(optional), f"constraint={_constraints(parameters)}"]
@@ -37,7 +45,7 @@ def _constraints(parameters: Parameters) -> str:
 def _dot_product(node: Node, operands: Sequence[str]) -> str:
     attributes = node.attributes
     scale = [] if attributes.scale is None else [f"scale={nearest(attributes.scale)}"]
-    dropout = float(nearest(attributes.dropout))
+    dropout = float(probability(attributes.dropout))
     optional = keywords({"causal": (attributes.causal, False), "dropout": (dropout, 0.0)})
     training = ["training=self.training"] if dropout else []
     return f"functional.dot_product_attention({', '.join([*operands, *scale, *optional, *training])})"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lipcompile.core.graph import Node
 from lipcompile.emitters.onnx.writer import Emit, Writer
-from lipcompile.emitters.torch.pieces import Expression, below, nearest
+from lipcompile.emitters.torch.pieces import Expression, below, probability
 from lipcompile.ops.shape.rules import permutation
 
 # As Python
@@ -43,10 +43,10 @@ EXPRESSIONS: Mapping[str, Expression] = {
     "clip_norm": lambda node, x: f"functional.clip_norm({x[0]}, {below(node.attributes.radius)})",
     "clip_gradient": lambda node, x: f"self.clip_gradient({x[0]}, {below(node.attributes.bound)})",
     "grouped_dropout": lambda node, x: (
-        f"functional.grouped_dropout({x[0]}, {nearest(node.attributes.probability)}, {node.attributes.axes}, "
+        f"functional.grouped_dropout({x[0]}, {probability(node.attributes.probability)}, {node.attributes.axes}, "
         "self.training)"
     ),
-    "dropout": lambda node, x: f"F.dropout({x[0]}, {nearest(node.attributes.probability)}, self.training)",
+    "dropout": lambda node, x: f"F.dropout({x[0]}, {probability(node.attributes.probability)}, self.training)",
 }
 
 # As operators of ONNX

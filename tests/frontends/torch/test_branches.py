@@ -142,3 +142,27 @@ def test_python_is_as_before_afterwards() -> None:
     before = (torch.SymBool.__bool__, torch.SymInt.__index__, torch.SymInt.__int__, len)
     from_module(Looking(DIFFERENT["length"]), (4,))
     assert (torch.SymBool.__bool__, torch.SymInt.__index__, torch.SymInt.__int__, len) == before
+
+
+class Gathering(nn.Module):
+    """Takes all of its arguments as `*args` and `**kwargs`."""
+
+    def __init__(self, then: Then) -> None:
+        super().__init__()
+        self.layer, self.then = nn.Linear(4, 4), then
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        return self.then(self.layer(sum((*args, *kwargs.values()))))
+
+
+@pytest.mark.parametrize("example", [[4], {"a": torch.zeros(2, 4), "b": torch.zeros(2, 4)}])
+def test_a_module_that_gathers_its_arguments_is_seen_to_look_at_the_size(example: Any) -> None:
+    # It was traced with two fixed sizes, 3 or more: what it does with a batch of one was not seen.
+    looking = from_module(
+        Gathering(lambda h: h.tanh() if h.shape[0] == 1 else h), example, loss="cross_entropy", bounds="clip"
+    )
+    assert [found.code for found in looking.diagnostics if found.severity == Severity.ERROR] == ["LIP108"]
+    plain = Gathering(torch.tanh)
+    found = from_module(plain, example, loss="cross_entropy", bounds="clip").diagnostics
+    assert not [one for one in found if one.severity == Severity.ERROR]
+    assert "forward" not in vars(plain)
