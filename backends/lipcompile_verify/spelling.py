@@ -1,8 +1,8 @@
 """How Python spells a node: with the functions of `lipcompile_torch.runtime` and torch, as these are documented.
 
 A spelling is a format. {x}, {y}: operands. {name}: an attribute, its exact numbers as the nearest doubles, with
-`:b` as the largest not above (radii), `:a` as the smallest not below (floors), `:p` as the largest not above where
-that is over 1/2 (probabilities p, for the factor 1/(1 - p) grows fast near 1). `:+` counts axes with the batch,
+`:b` as the largest not above (radii), `:a` as the smallest not below (floors), `:p` as the nearest, but beyond
+0.999 as the largest not above (probabilities p, for 1/(1 - p) grows fast near 1). `:+` counts axes with the batch,
 `:*` writes a list without parentheses, `:-` nothing (the shape of the parameter says it), `:?key=default` writes
 `, key=value` unless all entries are the default. Other names stand in `WORDS`. It is an error if an attribute is
 left over.
@@ -157,7 +157,7 @@ WORDS: Mapping[str, Callable[[Use], Any]] = {
 def rounded(value: str, side: str = "") -> str:
     """Write an exact number as a double: the nearest, or as the side says, see above."""
     exact, double = Fraction(value), float(Fraction(value))
-    side = "b" if side == "p" and 2 * exact > 1 else side
+    side = "b" if side == "p" and 1000 * exact > 999 else side
     if (side == "b" and Fraction(double) > exact) or (side == "a" and Fraction(double) < exact):
         double = math.nextafter(double, -math.inf if side == "b" else math.inf)
     return repr(double)
