@@ -8,8 +8,8 @@ of norm √c for c columns. A range is the hull of the intervals whose noisy cou
 
 *Moments.* A row gives its scaled values, their squares, and an indicator of its class (or its scaled target and
 the square of that), cut to a ball. An indicator is its own square, and given once. The columns that a model reads
-follow from the released means: indicators that stand out of the noise, and, of a table of categories, the products
-of those.
+follow from the released means: numbers, booleans, other indicators that stand out of the noise, and, of a table of
+categories, the products of indicators.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ Rows = Callable[[slice], Array]
 
 ROWS = 8192
 """Rows at once, where something is computed for all rows."""
+_ENTRIES = 2**23  # of all columns at once: of 65,536 buckets even a thousand rows take half a gigabyte
 
 _OCTAVES = (
     -20,
@@ -42,18 +43,18 @@ _OCTAVES = (
 _MISTAKE = 1e-3  # probability that noise makes any interval stand out, and a range far too wide
 _FINEST = 8  # intervals of an octave
 _USUAL = 0.6  # of the longest row of numbers that can be, most rows have no more
-_CLEARLY = 2.0  # standard deviations of the noise
+_CLEARLY = 2.0  # standard deviations of the noise, of products
 _MOST = 2000  # columns and products
 
 
-def chunks(rows: int) -> list[slice]:
-    """Return slices that cover so many rows."""
-    return [slice(start, min(start + ROWS, rows)) for start in range(0, rows, ROWS)]
+def chunks(rows: int, most: int = ROWS) -> list[slice]:
+    """Return slices that cover so many rows, of `most` rows each."""
+    return [slice(start, min(start + most, rows)) for start in range(0, rows, most)]
 
 
-def pieces(x: Array) -> Iterator[tuple[slice, Array]]:
+def pieces(x: Array, most: int = ROWS) -> Iterator[tuple[slice, Array]]:
     """Yield slices that cover the rows, and those rows; of a file no more than a piece stays in memory."""
-    for some in chunks(len(x)):
+    for some in chunks(len(x), most):
         yield some, x[some]
         release(x)
 
@@ -138,7 +139,7 @@ def released_ranges(values: Rows, rows: int, release: Release, noise: float) -> 
         noise: standard deviation, over the norm, of its noise.
     """
     columns = values(slice(0, 1)).shape[1]
-    norm = math.sqrt(columns)
+    norm = math.nextafter(math.sqrt(columns), math.inf)  # the root may be rounded down
     edges = _edges(_per_octave(rows, noise * norm))
     # P(z > t) <= exp(-t²/2) for a normal z, of which there is one for each interval of each column.
     least = noise * norm * math.sqrt(2 * math.log(columns * len(edges) / _MISTAKE))
@@ -201,11 +202,11 @@ def released_moments(
     rows, columns = x.shape
     numbers = np.flatnonzero(~indicators.which)
     width = targets(slice(0, 1)).shape[1]
-    # Indicators have norm √ones. Numbers of size 1 everywhere have √(2n + 1) with their squares and a class; most
-    # rows have less, and noise grows with this radius.
+    # Indicators have norm √ones as a rule. Numbers of size 1 everywhere have √(2n + 1) with their squares and a
+    # class; most rows have less, and noise grows with this radius.
     radius = max(1.0, math.sqrt(indicators.ones + _USUAL**2 * (2 * len(numbers) + 1)))
     total = np.zeros(columns + len(numbers) + width)
-    for some, values in pieces(x):
+    for some, values in pieces(x, max(1, min(ROWS, _ENTRIES // columns))):
         unit = np.nan_to_num(units(values.astype(np.float64)), nan=0.0)
         table = np.concatenate([unit, unit[:, numbers] ** 2, targets(some)], axis=1)
         total += cut(table, radius).sum(axis=0)
@@ -221,7 +222,7 @@ def _scaling(
 ) -> Scaling:
     """Return the scaling by released means [d] of values and of their squares, whose noise has deviation `std`."""
     mean = np.clip(mean, -1.0, 1.0)
-    kept = np.flatnonzero(~indicators.which | (mean > _CLEARLY * std))
+    kept = np.flatnonzero(mean > indicators.threshold * std)
     if not len(kept):
         kept = np.arange(len(mean))
     mean, squares = mean[kept], squares[kept]

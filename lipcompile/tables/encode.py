@@ -157,6 +157,11 @@ def _buckets(tokenizer: str, buckets: int) -> tuple[int, ...]:
 # --- the columns of the matrix, which follow from a schema alone ---
 
 NOT_PUBLIC: Range = (math.nan, math.nan)
+_OF_NAMES, _OF_TOKENS = (
+    2.0,
+    1.0,
+)  # standard deviations of noise; most buckets of names are empty, few of tokens are
+_TOKENS = 32  # buckets that most texts fill at most; a row with more is cut
 _INDICATOR: Range = (0.0, 1.0)
 
 
@@ -174,17 +179,20 @@ class Indicators:
     Args:
         which: bool [d].
         source: by number, the column of the table that each is of, [d].
-        ones: how many of them are 1 in a row at most; those of missing numbers stand for their number.
+        ones: how many of them are 1 in a row, as a rule; those of missing numbers stand for their number.
+        threshold: how many standard deviations of noise the mean of each must exceed to be read, [d]; -inf: it is
+            read anyway.
     """
 
     which: NDArray[np.bool_]
     source: NDArray[np.int64]
     ones: int
+    threshold: NDArray[np.float64]
 
     @classmethod
     def none(cls, columns: int) -> Indicators:
         """Return that none of so many columns is known to be one."""
-        return cls(np.zeros(columns, np.bool_), np.arange(columns), 0)
+        return cls(np.zeros(columns, np.bool_), np.arange(columns), 0, np.full(columns, -math.inf))
 
     @property
     def categories_alone(self) -> bool:
@@ -194,17 +202,23 @@ class Indicators:
 
 def indicators(schema: Schema) -> Indicators:
     """Return which encoded columns are indicators."""
-    which, source, ones = [], [], 0
+    which, source, ones, threshold = [], [], 0, []
     for number, column in enumerate(schema.columns):
         count = width(column)
         source += [number] * count
         match column:
-            case Boolean() | Category() | Text():
-                which += [True] * count
-                ones += count if isinstance(column, Text) else 1
+            case Boolean():  # rare or not, it is no empty bucket
+                found, most, least = [True], 1, -math.inf
+            case Category():
+                found, most, least = [True] * count, 1, _OF_NAMES
+            case Text():
+                found, most, least = [True] * count, min(count, _TOKENS), _OF_TOKENS
             case _:
-                which += [False, True][:count]
-    return Indicators(np.array(which, np.bool_), np.array(source, np.int64), ones)
+                found, most, least = [False, True][:count], 0, _OF_NAMES
+        which += found
+        ones += most
+        threshold += [least if one else -math.inf for one in found]
+    return Indicators(np.array(which, np.bool_), np.array(source, np.int64), ones, np.array(threshold))
 
 
 def open_ranges(schema: Schema) -> int:

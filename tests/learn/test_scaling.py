@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from lipcompile.learn.features import Array
 from lipcompile.learn.scaling import Scaling, Units, cut, released_moments, released_ranges
-from lipcompile.tables.encode import Indicators
+from lipcompile.tables.encode import Indicators, indicators
+from lipcompile.tables.schema import Boolean, Category, Schema, Text
 
 COLUMNS = 5
+TOKENIZER = json.dumps(
+    {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}
+)
 
 
 class Sums:
@@ -47,8 +54,14 @@ def moments(rows: Array, sums: Sums) -> None:
 
 def moments_beside_indicators(rows: Array, sums: Sums) -> None:
     """As of a schema that promises zeros and ones, at most one of them in a row; the rows need not keep it."""
-    promised = Indicators(np.array([True, True, True, False, False]), np.array([0, 0, 0, 1, 2]), 1)
+    promised = of_names([True, True, True, False, False], [0, 0, 0, 1, 2], 1)
     released_moments(rows, ones_beside(rows), UNITS, promised, 0.05, sums, 1.0)
+
+
+def of_names(which: list[bool], source: list[int], ones: int) -> Indicators:
+    """Return indicators of names: one is read if its mean is two standard deviations of the noise."""
+    threshold = np.where(which, 2.0, -math.inf)
+    return Indicators(np.array(which, np.bool_), np.array(source, np.int64), ones, threshold)
 
 
 def ones_beside(rows: Array) -> Callable[[slice], Array]:
@@ -118,7 +131,7 @@ def categories(shares: dict[str, list[float]], rows: int) -> tuple[Array, Indica
         for names in shares.values()
     ]
     of = [number for number, names in enumerate(shares.values()) for _ in names]
-    return np.concatenate(parts, axis=1), Indicators(np.ones(len(of), np.bool_), np.array(of), len(shares))
+    return np.concatenate(parts, axis=1), of_names([True] * len(of), of, len(shares))
 
 
 def scaled(x: Array, known: Indicators, noise: float) -> Scaling:
@@ -144,9 +157,41 @@ def test_indicators_that_are_hidden_by_noise_are_left_out() -> None:
 def test_values_are_kept_whatever_their_noise_and_something_always_is() -> None:
     x, known = categories({"job": [0.5, 0.5]}, 100)
     mixed = np.concatenate([x, np.full((100, 1), 1e-3, np.float32)], axis=1)
-    beside = Indicators(np.array([True, True, False]), np.array([0, 0, 1]), 1)
+    beside = of_names([True, True, False], [0, 0, 1], 1)
     assert scaled(mixed, beside, 1e3).kept.tolist() == [2]
     assert scaled(x, known, 1e3).kept.tolist() == [0, 1]
+
+
+def test_a_rare_boolean_is_read_and_a_token_by_another_rule_than_a_name() -> None:
+    """All shares are 0.05, and noise of the means has deviation 20·√(4 + 0.36)/1000 = 0.042: between 1 and 2."""
+    columns = (Boolean("member"), Category("job", ("clerk",)), Text("note", TOKENIZER, buckets=2))
+    x = np.zeros((1000, 4), np.float32)
+    x[:50] = 1.0
+    assert scaled(x, indicators(Schema(columns)), 20.0).kept.tolist() == [0, 2, 3]
+    x[:, 0] = 0.0
+    assert scaled(x, indicators(Schema(columns)), 20.0).kept.tolist() == [0, 2, 3]
+
+
+def test_a_wide_table_is_summed_in_small_pieces() -> None:
+    """128 rows of 65,536 columns take 64 MiB in float64, of which several copies are made."""
+    asked: list[int] = []
+
+    def targets(some: slice) -> Array:
+        asked.append(len(range(*some.indices(200))))
+        return np.ones((asked[-1], 1))
+
+    x, sums = np.ones((200, 65536), np.float32), Sums()
+    units, known = Units(np.zeros(65536), np.ones(65536)), of_names([True] * 65536, [0] * 65536, 1)
+    released_moments(x, targets, units, known, 0.05, sums, 1.0)
+    assert asked == [1, 128, 72]
+    np.testing.assert_allclose(sums.total, 200 * math.sqrt(1.36 / 65537), rtol=1e-6)
+
+
+def test_the_norm_of_ranges_is_not_rounded_down() -> None:
+    """√3 is: three columns without a public range add three ones, whose norm it does not cover."""
+    sums = Sums()
+    released_ranges(lambda some: np.ones((1, 3))[some], 1, sums, 10.0)
+    assert Fraction(sums.norm) ** 2 >= sum(Fraction(one) ** 2 for one in sums.total) == 3
 
 
 def test_a_table_of_categories_has_the_products_of_different_columns() -> None:
@@ -170,9 +215,9 @@ def test_other_tables_have_no_products() -> None:
     assert not len(scaled(x, known, 0.1).products)  # 8 columns want 160 rows
     x, known = categories({"job": [0.5, 0.5], "town": [0.5, 0.5]}, 160)
     assert len(scaled(x, known, 0.1).products) == 4
-    texts = Indicators(known.which, known.source, 3)  # more ones than columns: texts
+    texts = replace(known, ones=3)  # more ones than columns: texts
     assert not len(scaled(x, texts, 0.1).products)
-    numbers = Indicators(np.array([True, True, False, False]), np.array([0, 0, 1, 2]), 1)
+    numbers = of_names([True, True, False, False], [0, 0, 1, 2], 1)
     assert not len(scaled(x, numbers, 0.1).products)
 
 

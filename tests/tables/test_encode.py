@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lipcompile.diagnostics import InputError
 from lipcompile.tables.encode import Encoded, assembled, bucket, encoded_batch, indicators, layout
-from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema
+from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema, Text
 from lipcompile.tables.values import MISSING
 
 NAN = math.nan
@@ -277,5 +277,14 @@ def test_what_is_an_indicator_follows_from_the_schema() -> None:
     assert known.which.tolist() == [False, True, True, True, True, True, False]
     assert known.source.tolist() == [0, 0, 2, 2, 2, 3, 4]
     assert known.ones == 2
+    assert known.threshold.tolist() == [-math.inf, 2.0, 2.0, 2.0, 2.0, -math.inf, -math.inf]
     assert not known.categories_alone
     assert indicators(Schema(columns[1:4])).categories_alone
+
+
+def test_a_text_fills_some_of_its_buckets_alone() -> None:
+    """A row of ones in all 256 buckets has norm 16; a note of a dozen words has 3, and noise follows the norm."""
+    known = indicators(Schema((Text("note", "{}", buckets=256), Text("word", "{}", buckets=4))))
+    assert known.ones == 32 + 4
+    assert set(known.threshold) == {1.0}
+    assert not known.categories_alone
