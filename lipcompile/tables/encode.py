@@ -157,10 +157,8 @@ def _buckets(tokenizer: str, buckets: int) -> tuple[int, ...]:
 # --- the columns of the matrix, which follow from a schema alone ---
 
 NOT_PUBLIC: Range = (math.nan, math.nan)
-_OF_NAMES, _OF_TOKENS = (
-    2.0,
-    1.0,
-)  # standard deviations of noise; most buckets of names are empty, few of tokens are
+# In standard deviations of noise. Most buckets of names are empty, and few of tokens.
+_OF_NAMES, _OF_TOKENS = 2.0, 1.0
 _TOKENS = 32  # buckets that most texts fill at most; a row with more is cut
 _INDICATOR: Range = (0.0, 1.0)
 
