@@ -23,6 +23,9 @@ _HELP = (
 # Of weights that are computed from others, the import trains the result: LIP122 tells.
 _OF_PARAMETRISATIONS = "parametrizations."
 _BEFORE_A_HOOK = "_orig"
+# Private to torch. Up to 2.13 `apply` is written in Python and asks this of every function that it calls; later
+# versions do not ask, and their functions are not told of.
+_ASKED = "_is_setup_context_defined"
 
 
 @contextmanager
@@ -32,11 +35,11 @@ def noted() -> Iterator[list[str]]:
     from torch.autograd import function
 
     found: list[str] = []
-    defines: Any = function._is_setup_context_defined
+    defines: Any = getattr(function, _ASKED, None)
     register: Any = torch.Tensor.register_hook
 
     def asked(method: Any) -> bool:
-        # `apply` asks this of every function that it calls. Code may hold `apply` itself, from before.
+        # Not `apply` itself is replaced, since code may hold it from before.
         kind = sys._getframe(1).f_locals.get("cls")
         if kind is not None and not _is_torchs(kind):
             found.append(f"the function {kind.__name__}, which has its own backward pass")
@@ -48,7 +51,8 @@ def noted() -> Iterator[list[str]]:
         return register(tensor, hook)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(function, "_is_setup_context_defined", asked))
+        if defines is not None:
+            stack.enter_context(patch.object(function, _ASKED, asked))
         stack.enter_context(patch.object(torch.Tensor, "register_hook", hooked))
         yield found
 
