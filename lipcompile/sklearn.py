@@ -50,8 +50,6 @@ from lipcompile.tables.stream import encoded
 __all__ = ["PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "UnpaidSearchError"]
 
 
-Ends = NDArray[np.float64] | None
-
 # Refusals of scikit-learn whose messages quote no row, by how they begin; and what to tell of those that do.
 _PLAIN = (
     "Expected a 2-dimensional container",
@@ -146,7 +144,7 @@ class _Private(BaseEstimator):
         )
 
     def _encoded(self, x: ArrayLike) -> tuple[NDArray[Any], Problem]:
-        """Return the rows to fit on [N, d], and the public ends of their ranges."""
+        """Return the rows to fit on [N, d], and what is public of their columns."""
         self.schema_ = self._schema_of(x)
         if self.schema_ is None:
             rows = self._matrix(x, ensure_min_samples=2)
@@ -206,7 +204,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
             a range that is not public. Ranges that are not public are released, for a tenth of the budget.
         classes: the labels that there can be, public. None: those of `y`, with a `PrivacyLeakWarning`.
         search: whether settings are searched privately (docs/estimator.md), for no more than ε in all. Without it
-            defaults follow from the numbers of rows and columns alone.
+            defaults follow from the number of rows and from what is released anyway.
         fits: k, of how many fits of the same rows each costs a k-th of the budget, so that k of them together cost
             ε; above 1 the model may be cross-validated. Who counts is the ledger, if it is a file.
         recipe: changes of `lipcompile.learn.recipe.Recipe`, such as {"steps": 200}.

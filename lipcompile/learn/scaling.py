@@ -52,9 +52,9 @@ def chunks(rows: int, most: int = ROWS) -> list[slice]:
     return [slice(start, min(start + most, rows)) for start in range(0, rows, most)]
 
 
-def pieces(x: Array, most: int = ROWS) -> Iterator[tuple[slice, Array]]:
+def pieces(x: Array) -> Iterator[tuple[slice, Array]]:
     """Yield slices that cover the rows, and those rows; of a file no more than a piece stays in memory."""
-    for some in chunks(len(x), most):
+    for some in chunks(len(x), max(1, min(ROWS, _ENTRIES // x.shape[1]))):
         yield some, x[some]
         release(x)
 
@@ -206,7 +206,7 @@ def released_moments(
     # class; most rows have less, and noise grows with this radius.
     radius = max(1.0, math.sqrt(indicators.ones + _USUAL**2 * (2 * len(numbers) + 1)))
     total = np.zeros(columns + len(numbers) + width)
-    for some, values in pieces(x, max(1, min(ROWS, _ENTRIES // columns))):
+    for some, values in pieces(x):
         unit = np.nan_to_num(units(values.astype(np.float64)), nan=0.0)
         table = np.concatenate([unit, unit[:, numbers] ** 2, targets(some)], axis=1)
         total += cut(table, radius).sum(axis=0)

@@ -18,6 +18,7 @@ from ..devices import is_processor
 from ..native.memory_rows import in_threads
 from ..noise.masks import seed_secretly
 from .module import LipschitzModule
+from .sampler import Rows
 
 __all__ = ["cache_features", "fill_features", "room_for_features", "worth_keeping"]
 
@@ -113,7 +114,8 @@ def fill_features(
             torch.set_num_threads(1)  # of this thread
         x, room = piece
         with torch.no_grad():
-            room.copy_(module.frozen_features(_of_size(x.to(device), size))[: len(x)])
+            rows = Rows(torch.arange(len(x)), size)
+            room.copy_(rows.picked(module.frozen_features(rows.spread(x.to(device)))))
         with lock:
             done += len(x)
             if report is not None:
@@ -127,8 +129,3 @@ def fill_features(
                 fill(piece)
     finally:
         torch.set_num_threads(threads)
-
-
-def _of_size(x: Tensor, count: int) -> Tensor:
-    """Return examples [n, …] with zeros behind them, [count, …]."""
-    return x if len(x) == count else torch.cat((x, x.new_zeros(count - len(x), *x.shape[1:])))

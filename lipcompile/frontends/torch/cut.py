@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -50,10 +50,7 @@ def noted() -> Iterator[list[str]]:
             found.append("a hook on a tensor")
         return register(tensor, hook)
 
-    with ExitStack() as stack:
-        if defines is not None:
-            stack.enter_context(patch.object(function, _ASKED, asked))
-        stack.enter_context(patch.object(torch.Tensor, "register_hook", hooked))
+    with patch.object(function, _ASKED, asked, create=True), patch.object(torch.Tensor, "register_hook", hooked):
         yield found
 
 
@@ -107,8 +104,7 @@ def _cut(module: Module, program: ExportedProgram) -> list[tuple[str, Location |
         if node.op == "output" or node in below:
             below.update((node, *node.all_input_nodes))
     between = (node for node in nodes if node in below and not above.isdisjoint(node.all_input_nodes))
-    cut = [(_cutting(node), traced_line(str(node.meta.get("stack_trace")))) for node in between]
-    return [(what, place) for what, place in cut if what]
+    return [(what, traced_line(str(node.meta.get("stack_trace")))) for node in between if (what := _cutting(node))]
 
 
 def _cutting(node: Node) -> str:

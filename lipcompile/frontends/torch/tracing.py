@@ -6,11 +6,12 @@ import copy
 import inspect
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, product
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
@@ -195,10 +196,13 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
     axis = {0: Dim.DYNAMIC}
     open_axes = (tuple(axis for _ in args), dict.fromkeys(kwargs, axis)) if is_open else None
     # The order of three or more factors would depend on their sizes, that of the batch among them.
-    rewriting = (silence(), rewritten(), _out_of_place(module), _spelled_out(module, len(args), kwargs))
-    with ExitStack() as stack:
-        for one in (*rewriting, opt_einsum.flags(enabled=False)):
-            stack.enter_context(one)
+    with (
+        silence(),
+        rewritten(),
+        _out_of_place(module),
+        _spelled_out(module, len(args), kwargs),
+        opt_einsum.flags(enabled=False),
+    ):
         return export(module, args, kwargs, dynamic_shapes=_by_name(module, open_axes), strict=False)
 
 
@@ -251,14 +255,8 @@ def _spelled_out(module: Module, args: int, names: Collection[str]) -> Iterator[
             *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names),
         ]
     )
-    own = module.__dict__.get("forward")
-    try:
-        module.forward = spelled
+    with patch.object(module, "forward", spelled):
         yield
-    finally:
-        del module.forward
-        if own is not None:
-            module.forward = own
 
 
 def _by_name(module: Module, axes: tuple[tuple[Any, ...], dict[str, Any]] | None) -> Any:

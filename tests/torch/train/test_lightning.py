@@ -117,10 +117,7 @@ def test_it_is_the_training_of_the_plain_loop(kind: Any, how: Any, tmp_path: Pat
 @pytest.mark.parametrize("kind", [Lit, ByHand])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
 def test_bounds_by_clip_train_in_any_precision(kind: Any, precision: Any, tmp_path: Path) -> None:
-    """Hardly any noise: a gradient is Σ of at most b + 8·√b + 16 examples of length C = 0.1, over b.
-
-    The longest of ten was 0.052 to 0.096 in thirty runs with other weights and batches, 0.072 ± 0.011.
-    """
+    """Hardly any noise: a gradient is Σ of at most b + 8·√b + 16 examples of length C = 0.1, over b."""
     torch.manual_seed(0)
     model, lengths = kind(), []
 
@@ -136,11 +133,12 @@ def test_bounds_by_clip_train_in_any_precision(kind: Any, precision: Any, tmp_pa
         return optimizer
 
     model.configure_optimizers = configure_optimizers
-    callback = private(target_epsilon=1e6)
-    trainer(callback, tmp_path, epochs=1, precision=precision).fit(model, make_loader(200, 20))
+    callback = private(target_epsilon=1e6, seed=3)  # one of thirty runs without a seed stays below 0.05
+    with pytest.warns(SeededWarning):
+        trainer(callback, tmp_path, epochs=1, precision=precision).fit(model, make_loader(200, 20))
     most, noise = (20 + 8 * 20**0.5 + 16) / 20 * 0.1, callback.optimizer.noise_multiplier * 0.1
     assert len(lengths) == 10
-    assert 0.02 < max(lengths) < most + 12 * noise
+    assert 0.05 < max(lengths) < most + 12 * noise
 
 
 def length(net: Any) -> float:
