@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .audit.privacy_audit import audit_privacy
+    from .augmentation import Augmentation
     from .certify import constraints
     from .certify.constraints import Ball, Box, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
     from .certify.precision import rounding_slack
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .weights import decode_weights
 
 __all__ = [
+    "Augmentation",
     "Ball",
     "Box",
     "ClipGroup",
@@ -46,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "audit.privacy_audit": ("audit_privacy",),
+    "augmentation": ("Augmentation",),
     "certify.constraints": (
         *("constraints", "Ball", "Box", "Fixed", "Free", "Frobenius", "Orthogonal", "RowBalls", "Spectral"),
     ),

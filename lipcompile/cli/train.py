@@ -107,6 +107,13 @@ if TYPE_CHECKING:
 )
 @neighbours_option
 @click.option("--accountant", type=click.Choice(["pld", "rdp"]), help="Accountant; pld by default.")
+@click.option(
+    "--augment",
+    metavar="CHANGES",
+    help="Change images at random in each step: flip, shift:PIXELS, or flip,shift:4. The gradient of an example "
+    "is the mean over its views; this costs no ε, and time for each view.",
+)
+@click.option("--views", type=click.IntRange(1), help="Views of each example with --augment; 4 by default.")
 @click.option("--max-physical-batch", type=click.IntRange(1), help="Largest number of examples computed at once.")
 @click.option(
     "--fixed-shape",

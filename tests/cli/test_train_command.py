@@ -187,6 +187,35 @@ def test_secure_noise_clips_and_pieces(capsys: Capture) -> None:
     assert "leave the seed out" in refused("--secure --seed 1", capsys)
 
 
+IMAGES = """model m { input x: tensor[1, 6, 6]; conv2d(4, kernel=3); relu; flatten; dense(2); loss cross_entropy }
+train { bounds clip }"""
+
+
+def test_views_of_images_cost_no_epsilon_and_belong_to_the_run(capsys: Capture) -> None:
+    x, y = np.random.default_rng(0).standard_normal((40, 1, 6, 6)), np.arange(40) % 2
+    np.savez("data.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+    Path("model.lip").write_text(IMAGES)
+    said = "--epsilon 20 --delta 1e-3 --epochs 2 --batch-size 10 --max-physical-batch 6"
+    views = train(f"{said} --augment flip,shift:1 --views 3")
+    again = f"train model.lip --data data.npz --output run --accountant rdp {said} --resume"
+    assert run(f"{again} --augment flip,shift:1 --views 3") == 0
+    capsys.readouterr()
+    assert run(f"{again} --augment flip,shift:1") == 2
+    assert "had a different views" in capsys.readouterr().err
+    assert run(again) == 2
+    assert "had a different augment, views" in capsys.readouterr().err
+    Path("run").rename("first")
+    plain = train(said)
+    assert views.epsilon(1e-3) == plain.epsilon(1e-3)
+    assert views.runs == plain.runs
+
+
+@pytest.mark.parametrize(("text", "message"), [("rotate", "neither flip nor shift"), ("flip", "only images")])
+def test_changes_that_are_none_are_refused(text: str, message: str, capsys: Capture) -> None:
+    write()
+    assert message in refused(f"--augment {text}", capsys)
+
+
 CLIPS = "bounds clip, groups=layers, length=0.5"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,10 @@ def model(body: str, folder: Path, bounds: str = "clip") -> Any:
     return module
 
 
-def batch(module: Any, size: int = B, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+def batch(module: Any, size: int = B, scale: float = 3.0, views: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+    """Return examples [size, *views, *input_shape] and labels."""
     generator = torch.Generator().manual_seed(1)
-    shape = (size, *module.input_shape)
+    shape = (size, *views, *module.input_shape)
     if module.input_tokens:
         x = torch.randint(0, 5, shape, generator=generator)
     else:
@@ -85,12 +87,13 @@ def batch(module: Any, size: int = B, scale: float = 3.0) -> tuple[Tensor, Tenso
 
 
 def per_example(module: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return the gradient of each example's loss, [B, *parameter], in float64."""
+    """Return the gradient of each example's loss, [B, *parameter], in float64; of views that of their mean."""
     parameters = {name: p.detach().double() for name, p in module.named_parameters()}
 
     def loss(given: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
-        output = functional_call(module, given, (example[None],))
-        return torch.nn.functional.cross_entropy(output, label[None])
+        rows = example if has_views(module, x) else example[None]
+        output = functional_call(module, given, (rows,))
+        return torch.nn.functional.cross_entropy(output, label.expand(len(rows)))
 
     x = x if module.input_tokens else x.double()
     with module.gate.bypassed():
@@ -116,12 +119,22 @@ def expected(module: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     return sums
 
 
+def has_views(module: Any, x: Tensor) -> bool:
+    return x.dim() == 2 + len(module.input_shape)
+
+
+def outputs(module: Any, x: Tensor) -> Any:
+    """Return the outputs of examples, or of views."""
+    with module.on_views() if has_views(module, x) else nullcontext():
+        return module(x)
+
+
 def clipped(module: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Return the gradients of one backward pass, as an engine would have them."""
     module.guard_layers()
     module.gate.reset()
     module.zero_grad()
-    module.criterion(module(x), y).backward()
+    module.criterion(outputs(module, x), y).backward()
     assert not module.gate.aliases.foreign
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.requires_grad}
 

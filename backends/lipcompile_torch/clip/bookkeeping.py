@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..certify.sums import example_norms, sum_of_each, sum_of_products
 from ..devices import is_processor
-from .example_gradients import ExampleGradients
+from .example_gradients import ExampleGradients, by_example
 from .factors import Factors, products_room
 from .native_gradients import HeldGradients
 
@@ -46,6 +46,15 @@ class Use(Protocol):
         """Return P_i of some examples, [c, entries] in float64."""
 
 
+class LayerUse(Use, Protocol):
+    """A use as a layer makes it, of which each example is a row."""
+
+    def kept(self, views: int) -> Use:
+        """Return the use by examples of which each is so many rows, one after the other, as it is kept until the
+        norms of all uses are known. Of several rows P_i is the sum.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Summed:
     """A use whose gradients are held: of a parameter that is added or multiplied at every position, or of a small
@@ -64,6 +73,10 @@ class Summed:
         wide = [lead + axis for axis, own in enumerate(shape) if own == 1 != cotangent.shape[lead + axis]]
         axes = [*range(1, lead), *wide]
         return Summed(sum_of_each(cotangent, tuple(axes)).reshape(len(cotangent), *shape))
+
+    def kept(self, views: int) -> Summed:
+        """Return the use by examples of so many rows each."""
+        return self if views == 1 else Summed(sum_of_each(by_example(self.gradients, views), (1,)))
 
     @property
     def examples(self) -> int:
@@ -109,6 +122,13 @@ class Outer:
 
     read: Tensor
     made: Tensor
+
+    def kept(self, views: int) -> Use:
+        """Return the use by examples of so many rows each: these are tokens."""
+        if views == 1:
+            return self
+        rows = by_example(self.read, views), by_example(self.made, views)
+        return Products(ExampleGradients.of_tokens(*rows)).kept(1)
 
     @property
     def examples(self) -> int:
@@ -183,11 +203,13 @@ class Products:
 
     gradients: ExampleGradients | HeldGradients
 
-    @staticmethod
-    def of(gradients: ExampleGradients) -> Products | Summed:
-        """Return the use of gradients, which are computed now, and once, where they are small: then what the layer
-        read need not be kept.
+    def kept(self, views: int) -> Products | Summed:
+        """Return the use by examples of so many rows each. Gradients are computed now, and once, where they are
+        small: then what the layer read need not be kept.
         """
+        if isinstance(self.gradients, HeldGradients):
+            return self
+        gradients = self.gradients.by_example(views)
         held = gradients.held()
         if isinstance(held, Tensor):
             return Summed(held)
@@ -224,6 +246,11 @@ class Selected:
     tokens: Tensor
     made: Tensor
     entries: int
+
+    def kept(self, views: int) -> Selected:
+        """Return the use by examples of so many rows each, with the tokens of all."""
+        tokens, made = (by_example(rows, views).flatten(1, 2) for rows in (self.tokens, self.made))
+        return Selected(tokens, made, self.entries)
 
     @property
     def examples(self) -> int:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ..certify.sums import DEPTH
 from ..devices import is_processor
-from .bookkeeping import SMALL, Products, Summed, Use, joined
+from .bookkeeping import SMALL, LayerUse, Products, Summed, Use, joined
 from .example_gradients import Clip, ExampleGradients
 from .factors import Factors
 
@@ -174,9 +174,15 @@ def _narrowed(clip: Clip, entries: int) -> Clip:
 
 @dataclass(slots=True)
 class ForwardPass:
-    """The number of the forward pass of a module that is under way: one place, so that threads see it change."""
+    """The forward pass of a module that is under way: one place, so that threads see it change.
+
+    Attributes:
+        number: of the pass.
+        views: rows of an example.
+    """
 
     number: int = -1
+    views: int = 1
 
 
 class Noted:
@@ -200,7 +206,7 @@ class Noted:
 
     def ticket(self) -> Ticket:
         """Return what a use in the forward pass that is under way is noted by."""
-        return Ticket(self, self._under_way.number)
+        return Ticket(self, self._under_way.number, self._under_way.views)
 
     def note(self, forward_pass: int, use: Use) -> Tensor:
         """Note a use; return what takes the place of the gradient."""
@@ -235,10 +241,11 @@ class Ticket:
 
     noted: Noted
     forward_pass: int
+    views: int
 
-    def note(self, use: Use) -> Tensor:
-        """Note what makes the gradients of the examples; return what takes the place of their sum."""
-        return self.noted.note(self.forward_pass, use)
+    def note(self, use: LayerUse) -> Tensor:
+        """Note what makes the gradients of the rows; return what takes the place of their sum."""
+        return self.noted.note(self.forward_pass, use.kept(self.views))
 
 
 def sum_depth(parameter: Tensor) -> int:

@@ -127,6 +127,21 @@ class ExampleGradients:
         read, made = (t.reshape(len(t), math.prod(t.shape[1:-1]), t.shape[-1]).mT for t in (x, cotangent))
         return ExampleGradients(read, made, Windows((1,), (1,), (0,), (1,)), is_dense=True)
 
+    def by_example(self, views: int) -> ExampleGradients:
+        """Return the gradients of examples of which each is so many rows, one after the other: their sums.
+
+        Rows are tokens of a dense layer. Of a convolution they are positions along one more axis, on which the
+        kernel has one tap.
+        """
+        if views == 1:
+            return self
+        read, made = (by_example(rows, views).transpose(1, 2) for rows in (self.read, self.made))
+        if self.is_dense:
+            return replace(self, read=read.flatten(2), made=made.flatten(2))
+        own = self.windows
+        windows = Windows((1, *own.kernel), (1, *own.stride), (0, *own.padding), (1, *own.dilation), own.groups)
+        return replace(self, read=read, made=made, windows=windows)
+
     @property
     def examples(self) -> int:
         """B."""
@@ -258,6 +273,11 @@ class ExampleGradients:
             factors[some], norms[some] = scaling.factors(norm), norm
             total += _combined(rows, Factors(factors[some], has_zeros=True))
         return total, factors, norms
+
+
+def by_example(rows: Tensor, views: int) -> Tensor:
+    """Return rows [B·views, …] as [B, views, …]."""
+    return rows.reshape(len(rows) // views, views, *rows.shape[1:])
 
 
 def _combined(rows: Tensor, factors: Factors | None) -> Tensor:

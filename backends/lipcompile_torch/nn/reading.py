@@ -136,7 +136,7 @@ def _matrix_gradient(x: Tensor, cotangent: Tensor, ticket: Ticket | None) -> Ten
     if ticket is not None:
         if math.prod(x.shape[1:-1]) == 1:
             return ticket.note(Outer(x.flatten(1), cotangent.flatten(1)))
-        return ticket.note(Products.of(ExampleGradients.of_tokens(x, cotangent)))
+        return ticket.note(Products(ExampleGradients.of_tokens(x, cotangent)))
     rows = [half.reshape(math.prod(half.shape[:-1]), half.shape[-1]) for half in (cotangent, x)]
     return sum_of_products(*rows)
 
@@ -284,7 +284,7 @@ def _kernel_gradient(
     windows = geometry.windows(weight.shape[2:])
     gradients = ExampleGradients(read, made, windows)
     if ticket is not None:
-        return ticket.note(Products.of(gradients))
+        return ticket.note(Products(gradients))
     if not torch.is_grad_enabled() and gradients.is_native and gradients.depth < 2 * DEPTH:
         return gradients.total().to(weight.dtype)
     entries = read.shape[1] * math.prod(made.shape[2:]) * math.prod(weight.shape[2:])

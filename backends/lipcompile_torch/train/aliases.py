@@ -283,13 +283,17 @@ class ParameterAliases:
                 noted.forget()
 
     @contextmanager
-    def entered(self, layers: Iterable[nn.Module]) -> Iterator[Rows | None]:
+    def entered(self, layers: Iterable[nn.Module], views: int = 1) -> Iterator[Rows | None]:
         """Let these layers read aliases of their watched parameters meanwhile; return the rows of the examples.
+
+        Args:
+            views: of which each example is one row; see `module.LipschitzModule.on_views`.
 
         Raises:
             RuntimeError: another forward pass began meanwhile, in a thread: their uses could be confused.
         """
         own = self._pass.number = next(self._numbers)
+        self._pass.views = views
         rows = self.drawn_rows()
         if rows is not None:
             self._rows[own] = rows
@@ -314,6 +318,11 @@ class ParameterAliases:
     def rows(self) -> Rows | None:
         """The rows of the examples in the forward pass that began last, if it has others too."""
         return self._rows.get(self._pass.number)
+
+    @property
+    def views(self) -> int:
+        """Rows of each example in the forward pass that began last."""
+        return self._pass.views
 
     def _alias(self, parameter: nn.Parameter) -> Tensor:
         """Return the alias of a parameter: one for all forward passes until the next `reset`, so that what flows

@@ -22,7 +22,7 @@ class Gated(Protocol):
     gate: GateRecord
     normaliser: float
 
-    def clip_loss_gradient(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+    def clip_loss_gradient(self, cotangent: Tensor, views: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return what the criterion sends back, clipped, and how many examples were within the clip."""
 
 
@@ -32,9 +32,9 @@ class GateRecord:
 
     Args:
         examples: number of examples, over all backward passes.
-        largest: largest norm of the cotangent of one example, times the normaliser: at most L if the
-            criterion was the module's own. A 0-dim tensor, so that nobody waits for the device; NaN if a
-            cotangent was. None if nothing flowed back.
+        largest: largest norm of the cotangent of one example, of views the largest sum of their norms, times the
+            normaliser: at most L if the criterion was the module's own. A 0-dim tensor, so that nobody waits for
+            the device; NaN if a cotangent was. None if nothing flowed back.
         foreign: how far what flowed back is from what the module's own criterion, unscaled, sends back into
             that forward pass: 0 if it was nothing else. None if nothing flowed back.
         slack: relative rounding slack of the lowest precision of a forward pass that anything flowed back into.
@@ -71,12 +71,12 @@ class GateRecord:
         self.within_clip = None
         self.aliases.reset()
 
-    def record(self, cotangent: Tensor, normaliser: float, sent: Sent | None) -> None:
-        """Note a cotangent [B, …] at the end of a forward pass, and what the criterion sent there."""
+    def record(self, cotangent: Tensor, normaliser: float, sent: Sent | None, views: int = 1) -> None:
+        """Note a cotangent [B, …], or [B, views, …], at the end of a forward pass, and what the criterion sent."""
         self.examples += len(cotangent)
-        rows = cotangent.detach().reshape(len(cotangent), math.prod(cotangent.shape[1:]))
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
-        self.largest = _largest(norms * normaliser, self.largest)
+        rows = cotangent.detach().reshape(len(cotangent), views, math.prod(cotangent.shape[1:]) // views)
+        norms = torch.linalg.vector_norm(rows, dim=2, dtype=torch.promote_types(rows.dtype, torch.float32))
+        self.largest = _largest(norms.sum(1) * normaliser, self.largest)
         self.note_foreign(_difference(cotangent.detach(), sent))
         if sent is not None and sent.within is not None:
             self.note_within_clip(sent.within)
@@ -121,13 +121,15 @@ class Sent:
 
 @dataclass
 class Passage:
-    """One forward pass: its slack, torch's count of changes to its output, its batch, what was sent back, and
-    whether it has passed the gate: it does so once, or the examples count twice, in the place of others.
+    """One forward pass: its slack, torch's count of changes to its output, its batch, how many views each example
+    has if they have an axis, what was sent back, and whether it has passed the gate: it does so once, or the
+    examples count twice, in the place of others.
     """
 
     slack: float
     version: int
     batch: object = None
+    views: int | None = None
     sent: Sent | None = None
     passed: bool = False
 
@@ -147,7 +149,7 @@ class _Gate(torch.autograd.Function):
         gate, passage = ctx.module.gate, ctx.passage
         gate.aliases.begin_backward()
         gate.slack = max(gate.slack, passage.slack, working_slack(cotangents[0]))
-        gate.record(cotangents[0], ctx.module.normaliser, passage.sent)
+        gate.record(cotangents[0], ctx.module.normaliser, passage.sent, passage.views or 1)
         # With create_graph, a function of the gradients can flow back past the gate, into weights alone.
         if passage.batch is not gate.batch or passage.passed or torch.is_grad_enabled():
             gate.note_foreign(cotangents[0].new_full((), math.inf))
@@ -168,7 +170,7 @@ class _CriterionInput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
-        sent, within = ctx.module.clip_loss_gradient(cotangents[0])
+        sent, within = ctx.module.clip_loss_gradient(cotangents[0], ctx.passage.views)
         if ctx.passage.sent is None:
             ctx.passage.sent = Sent(sent.detach(), sent._version, within)
         return sent, None, None

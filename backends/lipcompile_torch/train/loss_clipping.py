@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..certify.rounding import UP_MANY
 from ..clip.clipping import ClipGroup
+from ..clip.example_gradients import by_example
 from ..nn.functional import clip_scale, example_norms
 
 _INWARD = 1 - 2.0**-50  # covers that of the noise of several counts together
@@ -271,20 +272,20 @@ def count_within(norms: Tensor, bound: float) -> Tensor:
     return (share * _GRID).floor().sum() / _GRID
 
 
-def clip_cotangents(cotangent: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """Clip the cotangent [B, …] of each example, over all its entries, to `bound`; a non-finite one becomes zero.
+def clip_cotangents(cotangent: Tensor, bound: float, views: int = 1) -> tuple[Tensor, Tensor]:
+    """Clip each row of a cotangent [B·views, …], over all its entries, to `bound`; a non-finite one becomes zero.
 
     Formal guarantees: the norm of each result is at most `bound`, as in `functional.clip_norm`.
 
     Returns:
-        The clipped cotangents, and how many examples were within the bound, see `count_within`.
+        The clipped cotangents, and how many examples had all their rows within the bound, see `count_within`.
     """
     norms = example_norms(cotangent)
     scale = clip_scale(norms, math.prod(cotangent.shape[1:]), cotangent.dtype, bound)
     column = (-1, *(1,) * (cotangent.dim() - 1))
     scaled = cotangent * scale.to(cotangent.dtype).reshape(column)
     clipped = torch.where(norms.isfinite().reshape(column), scaled, torch.zeros_like(cotangent))
-    return clipped, count_within(norms, bound)
+    return clipped, count_within(by_example(norms, views).amax(1), bound)
 
 
 def _positive(value: Any, what: str) -> float:

@@ -20,6 +20,7 @@ from ..certify.precision import working_slack
 from ..certify.projection import Amortised, project_
 from ..certify.rounding import UP_MANY
 from ..clip.clipping import ClipGroup
+from ..clip.example_gradients import by_example
 from ..nn import functional
 from ..nn.constrained import ConstrainedLayer, OutsideWarning, constraints_of, outside
 from ..sharding import gathered, hooked, plain_type, settle
@@ -54,6 +55,7 @@ class LipschitzModule(nn.Module):
         features_shape, features_norm: shape and bound of the norm of what :meth:`frozen_features` makes of an
             example; None, if nothing worth keeping is computed before the first trained parameter.
         takes_features: what ``forward`` is given are features; see :meth:`on_features`.
+        takes_views: the module is given views of examples; see :meth:`on_views`.
         noise_strategy: how noise is correlated from step to step, as `factorisation.strategy_from` reads it, if
             the model's `train` block says so: the engine follows it unless it is told otherwise.
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
@@ -91,6 +93,8 @@ class LipschitzModule(nn.Module):
         self.loss_clip: float | None = None
         self.clip_lengths: Mapping[str, float] = {}
         self.takes_features = False
+        self.takes_views = False
+        self._views = 1
         self.projection_slack = 0.1
         self.gate = GateRecord()
         self._blueprint: dict[str, Any] = {}
@@ -103,11 +107,15 @@ class LipschitzModule(nn.Module):
     def criterion(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the sum of the losses over the batch, divided by the fixed normaliser; 0-dim. Give it what
         ``forward`` returned, untouched, and call ``backward()`` on it, unscaled, or the engine refuses the step.
+
+        The loss of an example that came as views is the mean of theirs.
         """
-        passage = getattr(output, "passage", None)
+        passage, views = getattr(output, "passage", None), getattr(output, "views", None)
         if passage is not None and passage.version == output._version and torch.is_grad_enabled():
             output = enter_criterion(output, self, passage)
-        total = self.per_example_loss(output, target).sum() / self.normaliser
+        if views is not None:
+            output, target = output.flatten(0, 1), target.repeat_interleave(views, 0)
+        total = self.per_example_loss(output, target).sum() / (self.normaliser * (views or 1))
         return leave_criterion(total, self) if total.requires_grad else total
 
     def clip_input(self, x: Tensor) -> Tensor:
@@ -154,6 +162,21 @@ class LipschitzModule(nn.Module):
         finally:
             self.takes_features = False
 
+    @contextmanager
+    def on_views(self) -> Iterator[None]:
+        """Within this context each example is several views, as of an image that was changed at random: the
+        module takes [B, V, *input_shape] and returns [B, V, …]; :meth:`criterion` takes the mean over the views.
+
+        Formal guarantees: an example's gradient is the mean of V gradients, each of which a theorem bounds by K_p,
+        and a clip bounds it as one. So the bounds are those of one view, and views cost no privacy, provided that
+        those of an example are made of this example alone.
+        """
+        self.takes_views = True
+        try:
+            yield
+        finally:
+            self.takes_views = False
+
     def clip_features(self, x: Tensor) -> Tensor:
         """Return features [B, *features_shape], in the parameters' dtype, each clipped to ``features_norm``.
 
@@ -167,20 +190,23 @@ class LipschitzModule(nn.Module):
     def clip_gradient(self, x: Tensor, bound: float) -> Tensor:
         """Return ``x``; on the way back clip the cotangent of each example's own loss to ``bound``.
 
-        The criterion divides by the normaliser, so what is clipped here is ``bound``/normaliser
-        (docs/theory.md, trap 12).
+        The criterion divides by the normaliser, and by the number of views, so what is clipped here is
+        ``bound`` over both (docs/theory.md, trap 12).
         """
-        return functional.clip_gradient(x, bound / self.normaliser)
+        return functional.clip_gradient(x, bound / (self.normaliser * self._views))
 
     def release(self, output: Tensor) -> Tensor:
         """Return ``output`` through the gate, which notes what flows back; `__call__` sees to it that it does."""
         if self.gate.aside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return output
         rows = self.gate.aliases.rows
+        views = self._views if self.takes_views else None
+        output = _by_view(output, views)
         output = output if rows is None else rows.picked(output)
-        passage = Passage(working_slack(output), output._version, self.gate.batch)
+        passage = Passage(working_slack(output), output._version, self.gate.batch, views)
         released: Any = pass_gate(output, self, passage)
-        released.passage = passage  # no operation hands it on: the criterion knows the output itself by it
+        # No operation hands these on: the criterion knows the output itself by them.
+        released.passage, released.views = passage, views
         return cast(Tensor, released)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -189,23 +215,46 @@ class LipschitzModule(nn.Module):
         Where `Module.compile` has put compiled code in the place of ``forward``, the gate is left out of it, and
         comes after it.
         """
+        views = self._views_of((*args, *kwargs.values()))
         if not torch.is_grad_enabled():  # nothing flows back: it may run beside a pass that is trained on
-            return super().__call__(*args, **kwargs)
+            args, kwargs = _in_rows(args, kwargs, views)
+            return _by_view(super().__call__(*args, **kwargs), views)
         watched = not (self.gate.aside or torch.compiler.is_compiling())
         if watched and self.gate.running:
             raise RuntimeError(OVERLAP)
-        entered = self.gate.aliases.entered(self._checked()) if watched else nullcontext()
+        entered = self.gate.aliases.entered(self._checked(), views or 1) if watched else nullcontext()
         self.gate.running += 1
+        self._views = views or 1
         try:
             with entered as rows, self._without_grad_warning():
                 if rows is not None:
                     args, kwargs = tuple(map(rows.spread, args)), {k: rows.spread(x) for k, x in kwargs.items()}
+                args, kwargs = _in_rows(args, kwargs, views)
                 output = super().__call__(*args, **kwargs)
-            if watched:
-                settle(self)  # or a term of the loss on whole parameters would reach them unseen
+            if not watched:
+                return _by_view(output, views)
+            settle(self)  # or a term of the loss on whole parameters would reach them unseen
             return output if hasattr(output, "passage") else self.release(output)
         finally:
             self.gate.running -= 1
+            self._views = 1
+
+    def _views_of(self, inputs: Iterable[Any]) -> int | None:
+        """Return V of views [B, V, *example], or None if the module takes examples.
+
+        Raises:
+            ValueError: another shape.
+        """
+        if not self.takes_views or self.gate.aside:
+            return None
+        shape = self.features_shape if self.takes_features else self.input_shape
+        for x in inputs:
+            if x.dim() < 2 or tuple(x.shape[2:]) != shape or not x.shape[1]:
+                raise ValueError(
+                    f"expected views [B, V, {', '.join(map(str, shape or ()))}], got {tuple(x.shape)}"
+                )
+            return int(x.shape[1])
+        return None
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the forward pass in place, as `torch.nn.Module.compile` does; layers that clip run as they are.
@@ -253,13 +302,18 @@ class LipschitzModule(nn.Module):
         """C, or infinity if the loss's gradient is not clipped."""
         return math.inf if self.loss_clip is None else self.loss_clip
 
-    def clip_loss_gradient(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+    def clip_loss_gradient(self, cotangent: Tensor, views: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return what the criterion sends back, [B, …], with each example clipped to C/normaliser over all its
         entries, a non-finite one set to zero, and how many were within; untouched and None if there is no clip.
+        Of [B, views, …] each view is clipped to a share of that.
         """
         if self.loss_clip is None:
             return cotangent, None
-        return clip_cotangents(cotangent, self.loss_clip / self.normaliser)
+        if views is None:
+            return clip_cotangents(cotangent, self.loss_clip / self.normaliser)
+        rows, bound = cotangent.flatten(0, 1), self.loss_clip / (self.normaliser * views)
+        clipped, within = clip_cotangents(rows, bound, views)
+        return clipped.view_as(cotangent), within
 
     def gradient_bounds(self) -> dict[str, float]:
         """Return K_p by parameter name, for weights in their constraint sets, of the loss as :attr:`loss_clip`
@@ -438,6 +492,23 @@ class LipschitzModule(nn.Module):
         if {parameter.dtype for parameter in self.parameters()} != before:
             self.project_()
         return self
+
+
+def _in_rows(
+    args: tuple[Any, ...], kwargs: dict[str, Any], views: int | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return inputs with a row for each view."""
+    if views is None:
+        return args, kwargs
+    return tuple(x.flatten(0, 1) for x in args), {name: x.flatten(0, 1) for name, x in kwargs.items()}
+
+
+def _by_view(output: Any, views: int | None) -> Any:
+    """Return an output with an axis for the views, which the criterion knows it by."""
+    if views is not None:
+        output = by_example(output, views)
+        output.views = views
+    return output
 
 
 def _settings(layer: nn.Module) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
+from ..augmentation import Augmentation
 from ..averaging import LastWeights
 from ..noise.mechanism import Allocation
 from .certificate import certificate_of
@@ -71,7 +72,10 @@ class TrainConfig:
             has frozen features and there is room for them (4 GiB); they are rounded to half precision.
         neighbours: "add_remove" or "replace_one".
         accountant: "pld" or "rdp".
-        max_physical_batch: most examples computed at once.
+        augment: random changes of images, "flip", "shift:PIXELS" or both with a comma between them; None: examples
+            come as they are. See `augmentation`.
+        views: of each example that is changed.
+        max_physical_batch: most examples computed at once; of augmented ones each view counts.
         fixed_shape: compute every batch in one shape, see `engine.EngineOptions`.
         seed: makes the run repeatable and NOT private.
         resume: go on from the checkpoint in `output`.
@@ -98,6 +102,8 @@ class TrainConfig:
     cache_features: bool = True
     neighbours: str = "add_remove"
     accountant: Accountant = "pld"
+    augment: str | None = None
+    views: int = 4
     max_physical_batch: int | None = None
     fixed_shape: bool = False
     seed: int | None = None
@@ -184,10 +190,12 @@ class _Training:
     def __init__(self, module: LipschitzModule, data: Arrays, config: TrainConfig, report: Progress) -> None:
         _check(config)
         self.config, self.report = config, report
+        self.augmentation = _augmentation(config, module)
         self.device = _device(config.device)
         self.module = module.to(self.device)
         x_train, x_test = torch.from_numpy(data.x_train), torch.from_numpy(data.x_test)
-        self.cached = config.cache_features and worth_keeping(self.module, len(x_train) + len(x_test))
+        cached = config.cache_features and self.augmentation is None
+        self.cached = cached and worth_keeping(self.module, len(x_train) + len(x_test))
         own = room_for_features(self.module, len(x_train)) if self.cached else x_train
         train_set = TensorDataset(own.to(self.device), torch.from_numpy(data.y_train).to(self.device))
         self.checkpoint_path, self.ledger_path = config.output / CHECKPOINT, config.output / LEDGER
@@ -251,7 +259,7 @@ class _Training:
             data_loader=source,
             noise_multiplier=plan.noise_multiplier,
             noise=config.noise,
-            max_physical_batch=config.max_physical_batch,
+            max_physical_batch=self._examples_at_once(),
             fixed_shape=config.fixed_shape,
             seed=config.seed,
             max_steps=plan.steps_left,
@@ -272,12 +280,18 @@ class _Training:
             self.last.load_state_dict(saved.notes["average"])
         return plan, optimizer, loader
 
+    def _examples_at_once(self) -> int | None:
+        """Return the most examples computed at once, of which each is so many rows."""
+        most = self.config.max_physical_batch
+        return most if most is None or self.augmentation is None else max(most // self.config.views, 1)
+
     def _sigma(self, way: Course, saved: Checkpoint | None) -> float:
         config = self.config
         if saved is None:
             return way.calibrated(self.budget)
         begun = saved.notes.get("settings", {})
-        changed = [name for name, value in _identity(config).items() if begun.get(name) != value]
+        before = {one.name: one.default for one in fields(TrainConfig)} | begun  # of a version without some
+        changed = [name for name, value in _identity(config).items() if before[name] != value]
         if changed:
             raise BudgetError(
                 f"the run to resume had a different {', '.join(changed)}: resume it with its original settings"
@@ -304,7 +318,7 @@ class _Training:
         for x, y in self.loader:
             self._set_learning_rate()
             self.optimizer.zero_grad()
-            self.module.criterion(self.module(x), y).backward()  # type: ignore[no-untyped-call]
+            self.module.criterion(self._outputs(x), y).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             if self.loader.current is None:
                 steps = self.ledger.record.total_steps
@@ -313,6 +327,16 @@ class _Training:
                 yield steps
                 if not self.optimizer.steps_left or self._epoch_is_full(steps):
                     return
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        """Return the outputs of examples, or of their views."""
+        outputs: Tensor
+        if self.augmentation is None:
+            outputs = self.module(x)
+        else:
+            with self.module.on_views():
+                outputs = self.module(self.augmentation(x))
+        return outputs
 
     def _epoch_is_full(self, steps: int) -> bool:
         """Whether an epoch ends here though the loader goes on, as after a resumed part of one."""
@@ -416,6 +440,14 @@ def _check(config: TrainConfig) -> None:
         raise ValueError(f"the share of steps to average must be in [0, 1]; got {config.average}")
     if config.optimizer not in ("adam", "sgd") or config.schedule not in _SCHEDULES:
         raise ValueError(f"unknown optimizer {config.optimizer!r} or schedule {config.schedule!r}")
+
+
+def _augmentation(config: TrainConfig, module: LipschitzModule) -> Augmentation | None:
+    if config.augment is None:
+        return None
+    found = Augmentation.of(config.augment, config.views)
+    found.check(() if module.input_tokens else module.input_shape)
+    return found
 
 
 def _optimizer(config: TrainConfig, module: LipschitzModule) -> Optimizer:

@@ -28,6 +28,7 @@ DEFAULTS = {
     "secure": False,
     "fixed_shape": False,
     "cache_features": True,
+    "views": 4,
     "neighbours": "add_remove",
     "accountant": "pld",
     "device": "auto",

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.nights import by_day
-from tests.torch.clip_nets import NETWORKS, batch, clipped, expected, model, whole
+from tests.torch.clip_nets import NETWORKS, batch, clipped, expected, model, outputs, whole
 from tests.torch.private_net import Recorder
 
 SIZE, BATCH = 48, 8
@@ -59,13 +59,18 @@ def private(module: Any, build: Any = Recorder, engine: Any = None, **options: A
         )
 
 
-def released(triple: Any, epochs: int = 1) -> list[tuple[Gradients, Gradients]]:
-    """Return, for every step, the gradient that the optimizer was given and the one clipped by hand."""
+def released(triple: Any, epochs: int = 1, views: int | None = None) -> list[tuple[Gradients, Gradients]]:
+    """Return, for every step, the gradient that the optimizer was given and the one clipped by hand.
+
+    Args:
+        views: of each example, made by adding 0, 1 and so on to its entries; None: it comes as it is.
+    """
     module, optimizer, loader = triple
     names, pairs = [name for name, _ in module.named_parameters()], []
     pieces: list[tuple[Tensor, Tensor]] = []
     for x, y in (pair for _ in range(epochs) for pair in loader):
-        module.criterion(module(x), y).backward()
+        x = x if views is None else x[:, None] + torch.arange(views).reshape(-1, *(1,) * (x.dim() - 1))
+        module.criterion(outputs(module, x), y).backward()
         pieces.append((x, y))
         if loader.current.complete:
             x, y = (torch.cat(part) for part in zip(*pieces, strict=True))
@@ -131,6 +136,12 @@ def test_the_sum_is_that_of_gradients_clipped_by_hand(name: str, how: str, tmp_p
     triple = private(two_groups(model(NETWORKS[name], tmp_path)), engine=engine, **options)
     assert_clipped(released(triple))
     assert engine.get_epsilon(1e-5) > 1e3
+
+
+@pytest.mark.parametrize("how", ["poisson", "pieces", "fixed shape in pieces", "quantile", "secure"])
+def test_the_sum_of_views_is_that_of_means_clipped_by_hand(how: str, tmp_path: Path) -> None:
+    triple = private(two_groups(model(NETWORKS["images"], tmp_path)), **MECHANISMS[how])
+    assert_clipped(released(triple, views=3))
 
 
 @pytest.mark.parametrize("name", ["images", "recurrent"])
