@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -12,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from lipcompile_torch import PrivacyEngine
+from lipcompile_torch import Augmentation, PrivacyEngine
 from lipcompile_torch.averaging import LastWeights
 from lipcompile_torch.train.engine import SeededWarning
 from torch import Tensor
@@ -85,12 +86,14 @@ def train(
     seed: int,
     *,
     sigma: float | None = None,
+    augmentation: Augmentation | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> None:
     """Train the module so that everything in the engine's ledger costs at most the budget.
 
     Args:
         sigma: the noise multiplier; None: calibrated to the budget, for an engine that has spent nothing.
+        augmentation: makes views of the examples of each batch.
         watch: called with the number of steps taken, after each.
 
     The seed makes runs repeatable, and these models not private.
@@ -113,7 +116,9 @@ def train(
     for step, (x, y) in enumerate(_batches(batches, recipe.steps)):
         optimizer.param_groups[0]["lr"] = recipe.rate * (1 - step / recipe.steps)
         private.zero_grad()
-        module.criterion(module(x), y).backward()
+        with nullcontext() if augmentation is None else module.on_views():
+            output = module(x if augmentation is None else augmentation(x))
+        module.criterion(output, y).backward()
         private.step()
         if watch is not None:
             watch(step + 1)

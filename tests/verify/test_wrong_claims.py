@@ -1,4 +1,4 @@
-"""Every claim of every op and loss: one that is smaller by 2e-9 is refused, one that is larger is loose."""
+"""Every claim of every op and loss: one that is smaller by 2e-9 is refused, some that are larger are loose."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def claims(certificate: Json) -> list[Place]:
 
 
 def check_all(certificate: Json, most: int = 100) -> None:
-    """Change each claim, or `most` of them."""
+    """Change each claim, or `most` of them: each to less, and some of them to more."""
     verdict = verify(certificate)
     assert not verdict.problems
     assert not verdict.loose  # so that no claim is 1e-9 above what is derived
     found = claims(certificate)
-    for place in Random(0).sample(found, min(most, len(found))):
+    for number, place in enumerate(Random(0).sample(found, min(most, len(found)))):
         bound = float.fromhex(at(certificate, place))
         if bound == 0:
             continue
         smaller = bound * (1 - 2e-9) if bound < inf else 1e300
         assert verify(put(certificate, place, smaller.hex())).problems, place
-        if bound < inf:
+        if bound < inf and number % 4 == 0:
             verdict = verify(put(certificate, place, (bound * 1.001).hex()))
             assert not verdict.problems
             assert verdict.loose
