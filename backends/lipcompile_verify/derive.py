@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ INPUT = "name:text shape:n* norm:q+? trusted:flag tokens:flag"
 NODE = "name:text op:text attributes:object inputs:text* shape:n* parameters:object"
 CLIP = "name:text parameters:text* length:q+ regulariser:q+?"
 PARAMETER = "shape:n* constraint:text bound:q0? trainable:flag"
+# Half of what the runtime adds to a bound that it computes from the claims of L and of the bound without clips.
+OUTWARD = 1 + Fraction(1, 2 * 10**12)
 NOTHING = Extent(real(0), real(0), real(0))
 # Where a value depends on disjoint slices of another alone: c and the rows of A, by that value and the axis.
 Spread = dict[tuple[str, int], tuple[Real, list[dict[Any, Real]]]]

@@ -22,7 +22,7 @@ from fractions import Fraction
 from itertools import islice, zip_longest
 from typing import Any
 
-from .derive import last_dense
+from .derive import OUTWARD, last_dense
 from .document import ForeignError, canonical, parse
 from .spelling import HOLDERS, LAYERS, NODES, TIED, Use, clip, rounded, written
 
@@ -44,7 +44,6 @@ IMPORTS = (
 TAKEN = {*RUNTIME, "F", "Tensor", "json", "num", "self", "torch", *dir(builtins)}
 
 MOST_TOKENS = 2**20
-_OUTWARD = 1 + Fraction(1, 2 * 10**12)
 _PURE = (
     *(ast.Assign, ast.Return, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Call, ast.Attribute, ast.Subscript),
     *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Lambda, ast.arguments, ast.arg),
@@ -299,7 +298,7 @@ class _File:
                     continue
                 # A loss clipped to C < L has C/L times the bound, which the runtime rounds up by 1e-12.
                 share = Fraction(derived.unclipped[name]) * Fraction(loss) / (Fraction(derived.loss) or 1)
-                _at_least(f"unclipped_bounds[{name}]", Fraction(unclipped[name]) * _OUTWARD, share)
+                _at_least(f"unclipped_bounds[{name}]", Fraction(unclipped[name]) * OUTWARD, share)
 
     def _attributes(self) -> None:
         """Compare the domain; check what certified accuracy reads, as far as it is."""

@@ -423,3 +423,14 @@ def test_a_checkpoint_whose_certificate_does_not_verify_is_refused(tmp_path: Pat
     torch.save(content, session.path)
     with pytest.raises(CheckpointError, match=r"the checkpoint's certificate does not verify: training \(noise\)"):
         session.load()
+
+
+def test_an_l_that_is_too_large_in_both_does_not_lessen_the_noise_under_a_clip(tmp_path: Path) -> None:
+    """The bound under a clip of the loss to C is C/L of that without clips: with 100 times the L, a hundredth."""
+    model = built(tmp_path)
+    document = copy.deepcopy(model.certificate)
+    loss = 100 * float.fromhex(document["steps"]["loss"]["lipschitz"])
+    document["steps"]["loss"]["lipschitz"] = loss.hex()
+    model.certificate, model.loss_lipschitz = document, loss
+    with pytest.raises(CertificateError, match="the gradient without clips"):
+        private(model())
