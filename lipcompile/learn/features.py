@@ -94,7 +94,7 @@ def joined(models: Sequence[tuple[Features, Array]]) -> tuple[Features, Array]:
 
 
 def _lengths(rows: Array) -> NDArray[np.float64]:
-    """Return the norms [N] of rows [N, d], each added in one order, whatever stands beside the row and how it lies.
+    """Return the norms [N] of rows [N, d], each added in one order, however the rows lie and how many there are.
 
     In single precision, and one column after the other, those of ten thousand columns are off by 4·10⁻⁵.
     """
