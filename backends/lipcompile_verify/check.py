@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from .derive import Derivation, RuleError, last_dense
+from .derive import OUTWARD, Derivation, RuleError, last_dense
 from .disjoint_parts import bound, hypotenuse
 from .document import MalformedError, canonical, fields, of_kind, parse, require
 from .intervals import INFINITE, Real, least, real, root, total
@@ -128,7 +128,9 @@ class Claims:
                 self._least(value, rule, f"the {what}", getattr(claimed, what), bound(getattr(found, what)[value]))
         listed = sorted(self.steps.parameters, key=lambda step: str(step.get("name")))
         for step, name in self._steps(listed, "name", sorted(found.gradient)):
-            self._parameter(fields(step, "name:text uses:text** gradient:bound unclipped:bound"), name)
+            self._parameter(
+                fields(step, "name:text uses:text** gradient:bound unclipped:bound"), name, loss.lipschitz
+            )
         self._each("totals", "sum", "the total", self.document.totals, totals)
         if self.document.training is not None:
             self._training(self.document.training)
@@ -154,11 +156,15 @@ class Claims:
         for i, (claimed, own) in enumerate(zip(step.lipschitz, node.slopes, strict=False)):
             self._least(node.name, node.op, f"the Lipschitz constant in operand {i}", claimed, own)
 
-    def _parameter(self, step: Any, name: str) -> None:
+    def _parameter(self, step: Any, name: str, loss: float) -> None:
         k, unclipped = self.found.gradient[name], self.found.gradient_unclipped[name]
         self._same(name, "sum", "the list of uses", step.uses, tuple(self.found.uses[name]))
         self._least(name, "sum", "the gradient", step.gradient, k)
         self._least(name, "sum", "the gradient without clips", step.unclipped, unclipped)
+        # A clip of the loss to C < L leaves C/L of it, for the claimed L: a larger one makes it smaller.
+        if name not in self.found.lengths and self.found.loss.falls_below(loss):
+            at_loss = unclipped * (real(loss) / self.found.loss) / OUTWARD
+            self._least(name, "sum", f"the gradient without clips, at L = {loss!r},", step.unclipped, at_loss)
         if k.hi == INFINITE:
             self._fail(name, "sum", "the gradient has no bound")
 

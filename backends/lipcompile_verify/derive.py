@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from fractions import Fraction
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ INPUT = "name:text shape:n* norm:q+? trusted:flag tokens:flag"
 NODE = "name:text op:text attributes:object inputs:text* shape:n* parameters:object"
 CLIP = "name:text parameters:text* length:q+ regulariser:q+?"
 PARAMETER = "shape:n* constraint:text bound:q0? trainable:flag"
+# Half of what the runtime adds to a bound that it computes from the claims of L and of the bound without clips.
+OUTWARD = 1 + Fraction(1, 2 * 10**12)
 NOTHING = Extent(real(0), real(0), real(0))
 # Where a value depends on disjoint slices of another alone: c and the rows of A, by that value and the axis.
 Spread = dict[tuple[str, int], tuple[Real, list[dict[Any, Real]]]]
@@ -252,6 +255,37 @@ def _settled(received: list[Form], slices: list[tuple[SimpleNamespace, Form]], o
 
 
 derive = Derivation
+
+
+def features(graph: Mapping[str, Any]) -> tuple[str, list[str]] | None:
+    """Return the one value that all else reads of what no trained parameter and no chance reaches, and its nodes.
+
+    None if there is none.
+    """
+    fixed: list[str] = []
+    for node in graph["nodes"]:
+        known = {graph["input"]["name"], *fixed}
+        trained = any(graph["parameters"][name]["trainable"] for name in node["parameters"].values())
+        chance = {node["attributes"].get("probability", "0"), node["attributes"].get("dropout", "0")} != {"0"}
+        if not trained and not chance and known.issuperset(node["inputs"]):
+            fixed.append(node["name"])
+    rest = [node for node in graph["nodes"] if node["name"] not in fixed]
+    found = {operand for node in rest for operand in node["inputs"]} - {node["name"] for node in rest}
+    return (found.pop(), fixed) if len(found) == 1 and found <= set(fixed) else None
+
+
+def head(graph: Mapping[str, Any], feature: str, fixed: Collection[str], norm: float) -> dict[str, Any]:
+    """Return the graph of what reads the features, which the nodes `fixed` compute: their norm alone is known.
+
+    Raises:
+        OverflowError, ValueError: the norm is infinite, or no number.
+    """
+    nodes = [node for node in graph["nodes"] if node["name"] not in fixed]
+    shape = next(node["shape"] for node in graph["nodes"] if node["name"] == feature)
+    used = {name for node in nodes for name in node["parameters"].values()}
+    parameters = {name: one for name, one in graph["parameters"].items() if name in used}
+    source = {"name": feature, "shape": shape, "norm": str(Fraction(norm)), "trusted": False, "tokens": False}
+    return {**graph, "input": source, "nodes": nodes, "parameters": parameters}
 
 
 def last_dense(graph: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -22,7 +22,7 @@ from fractions import Fraction
 from itertools import islice, zip_longest
 from typing import Any
 
-from .derive import last_dense
+from .derive import OUTWARD, head, last_dense
 from .document import ForeignError, canonical, parse
 from .spelling import HOLDERS, LAYERS, NODES, TIED, Use, clip, rounded, written
 
@@ -44,7 +44,6 @@ IMPORTS = (
 TAKEN = {*RUNTIME, "F", "Tensor", "json", "num", "self", "torch", *dir(builtins)}
 
 MOST_TOKENS = 2**20
-_OUTWARD = 1 + Fraction(1, 2 * 10**12)
 _PURE = (
     *(ast.Assign, ast.Return, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Call, ast.Attribute, ast.Subscript),
     *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Lambda, ast.arguments, ast.arg),
@@ -149,10 +148,10 @@ class _File:
         self._spell()
         self._constructor()
         feature, frozen = self._features()
-        head = self._head(feature, frozen) if feature else None
+        trained_part = self._head(feature, frozen) if feature else None
         self._forward(feature, frozen)
         self._loss()
-        self._bounds([self.derived, *([derive(head)] if head else [])])
+        self._bounds([self.derived, *([derive(trained_part)] if trained_part else [])])
         self._attributes()
         if self.members:
             raise ForeignError("class", _without_proof(list(self.members)))
@@ -255,15 +254,10 @@ class _File:
         return {x for node in self.graph["nodes"] if node["name"] in names for x in node["inputs"]} - set(names)
 
     def _head(self, feature: str, frozen: Collection[str]) -> Mapping[str, Any]:
-        """Return the graph of what reads the features: its input is known by its norm alone."""
-        nodes = [node for node in self.graph["nodes"] if node["name"] not in frozen]
-        shape = next(node["shape"] for node in self.graph["nodes"] if node["name"] == feature)
-        used = {name for node in nodes for name in node["parameters"].values()}
-        parameters = {name: one for name, one in self.graph["parameters"].items() if name in used}
-        self._literal("features_shape", written(shape))
-        norm = str(Fraction(self._number("features_norm")))
-        source = {"name": feature, "shape": shape, "norm": norm, "trusted": False, "tokens": False}
-        return {**self.graph, "input": source, "nodes": nodes, "parameters": parameters}
+        """Return the graph of what reads the features."""
+        found = head(self.graph, feature, frozen, self._number("features_norm"))
+        self._literal("features_shape", written(found["input"]["shape"]))
+        return found
 
     def _forward(self, feature: str, frozen: Collection[str]) -> None:
         entry = f"{self.source} = self.clip_input({self.source})"
@@ -299,7 +293,7 @@ class _File:
                     continue
                 # A loss clipped to C < L has C/L times the bound, which the runtime rounds up by 1e-12.
                 share = Fraction(derived.unclipped[name]) * Fraction(loss) / (Fraction(derived.loss) or 1)
-                _at_least(f"unclipped_bounds[{name}]", Fraction(unclipped[name]) * _OUTWARD, share)
+                _at_least(f"unclipped_bounds[{name}]", Fraction(unclipped[name]) * OUTWARD, share)
 
     def _attributes(self) -> None:
         """Compare the domain; check what certified accuracy reads, as far as it is."""

@@ -16,6 +16,7 @@ from lipcompile.learn.recipe import Recipe
 Array = NDArray[np.floating[Any]]
 _SLACK = 1e-5
 _BLOCK = 8192  # rows of a product
+_ENTRIES = 2**20  # of what is computed in double precision at once
 _SEED = 0
 
 
@@ -56,7 +57,7 @@ class Features:
     def __call__(self, rows: Array) -> Array:
         """Return the features [N, D] of standardised rows [N, d], as precise as those."""
         ball = rows / rows.dtype.type(math.sqrt(rows.shape[1]))
-        ball /= np.maximum(1.0, np.linalg.norm(ball, axis=1, keepdims=True)).astype(rows.dtype)
+        ball /= np.maximum(1.0, _lengths(ball))[:, None].astype(rows.dtype)
         features = np.empty((len(rows), self.count(rows.shape[1])), rows.dtype)
         features[:, -1] = self.constant
         if self.directions is None:
@@ -69,7 +70,7 @@ class Features:
             features[:, : 2 * half] /= math.sqrt(1.25 * half)
             features[:, 2 * half : -1] = ball / (2 * math.sqrt(1.25))
         most = (1 + _SLACK / 2) * math.sqrt(1 + self.constant**2)
-        if not (np.square(features).sum(axis=1) <= most**2).all():  # NaN fails, too
+        if not (_lengths(features) <= most).all():  # NaN fails, too
             raise ArithmeticError("features exceed their bound: the rows contain NaN or infinity")
         return features
 
@@ -90,6 +91,18 @@ def joined(models: Sequence[tuple[Features, Array]]) -> tuple[Features, Array]:
     directions = np.concatenate([one.directions for one, _ in models if one.directions is not None], axis=1)
     weights = np.concatenate([*waves[0], *waves[1], rest], axis=1) / len(models)
     return Features(directions, models[0][0].constant), weights
+
+
+def _lengths(rows: Array) -> NDArray[np.float64]:
+    """Return the norms [N] of rows [N, d], each added in one order, however the rows lie and how many there are.
+
+    In single precision, and one column after the other, those of ten thousand columns are off by 4·10⁻⁵.
+    """
+    found, some = np.empty(len(rows)), max(1, _ENTRIES // rows.shape[1])
+    for start in range(0, len(rows), some):
+        squares = np.square(rows[start : start + some], dtype=np.float64, order="C")
+        found[start : start + some] = np.sqrt(squares.sum(axis=1))
+    return found
 
 
 def _product(rows: Array, directions: NDArray[np.float32]) -> NDArray[np.float32]:

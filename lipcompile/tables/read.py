@@ -6,7 +6,9 @@ import csv
 import difflib
 import io
 import os
+import re
 import sys
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +26,9 @@ ENDINGS = (*TEXT, ".parquet")
 _BATCH = 65536  # rows
 _BLOCK = 2**22  # bytes of text
 _SEPARATORS = ",;\t|"
+_HEAD = 2**20  # bytes that are searched for the names at first
+_END = "\x02last row of lipcompile\x03"
+"""All fields of a row that is appended to text: a quote that is not closed takes it in, and is noticed by that."""
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -113,8 +118,8 @@ def _text(path: Path, columns: Sequence[str] | None, place: str) -> Any:
     names, lines, separator = _head(path, place)
     _check(names, columns, place)
     module = arrow("csv")
-    return module.open_csv(
-        path,
+    reader = module.open_csv(
+        arrow().PythonFile(_Ended(path, separator.join([_END] * len(names))), "r"),
         read_options=module.ReadOptions(column_names=names, skip_rows=lines, block_size=_BLOCK),
         parse_options=module.ParseOptions(delimiter=separator, newlines_in_values=True),
         convert_options=module.ConvertOptions(
@@ -123,29 +128,87 @@ def _text(path: Path, columns: Sequence[str] | None, place: str) -> Any:
             strings_can_be_null=False,
         ),
     )
+    return arrow().RecordBatchReader.from_batches(reader.schema, _without_end(reader, place))
+
+
+class _Ended(io.RawIOBase):
+    """The text in a file, unpacked, and a row that stands behind it."""
+
+    def __init__(self, path: Path, row: str) -> None:
+        self._stream = arrow().input_stream(path)
+        self._rest = f"\n{row}\n".encode()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Return so many bytes, fewer at the end alone: what is searched for a line end must hold one."""
+        found = b""
+        while (size < 0 or len(found) < size) and (
+            more := self._stream.read(None if size < 0 else size - len(found))
+        ):
+            found += more
+        some = len(self._rest) if size < 0 else size - len(found)
+        found, self._rest = found + self._rest[:some], self._rest[some:]
+        return found
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def _without_end(reader: Any, place: str) -> Iterator[Any]:
+    """Yield batches without the row that `_Ended` appends; raises InputError if a quote has taken it in."""
+    last = None
+    for batch in reader:
+        if batch.num_rows:
+            if last is not None:
+                yield last
+            last = batch
+    if last is None or any(column[-1].as_py() != _END for column in last.columns):
+        message = f"{place} cannot be read: a quote is not closed"
+        raise input_error("LIP410", message, "look for an unmatched quote; a quote within a field is doubled")
+    if last.num_rows > 1:
+        yield last.slice(0, last.num_rows - 1)
 
 
 def _head(path: Path, place: str) -> tuple[list[str], int, str]:
     """Return the names in a text file, the number of lines that they end at, and what separates them."""
+    text, decoder = "", getincrementaldecoder("utf-8-sig")("replace")
     with arrow().input_stream(path) as stream:
-        start = stream.read(2**20)
-    text = start.decode("utf-8-sig", errors="replace")
+        while more := stream.read(max(_HEAD, len(text))):
+            text += decoder.decode(more)
+            if "\0" in text or "\ufffd" in text.lstrip().partition("\n")[0]:
+                raise input_error("LIP410", f"{place} is not UTF-8 text", "save it as UTF-8")
+            names, lines, separator, is_last = _names(text, path, place)
+            if not is_last:
+                return names, lines, separator
     if not text.strip():
         raise input_error(
             "LIP410",
             f"{place} is empty",
             "write a header line with the names of the columns, then one line for each row",
         )
-    if "\0" in text or "\ufffd" in text.splitlines()[0]:
-        raise input_error("LIP410", f"{place} is not UTF-8 text", "save it as UTF-8")
-    line = text.lstrip().splitlines()[0]
+    if any(_END in name for name in names):
+        raise _no_header(place)
+    return names, lines, separator
+
+
+def _names(text: str, path: Path, place: str) -> tuple[list[str], int, str, bool]:
+    """Return what `_head` does of the beginning of a file, and whether the names reach to its end."""
+    lines = [*io.StringIO(text, newline="")]
+    line = re.sub('"[^"]*"', "", next((line for line in lines if line.strip()), ""))
     separator = "\t" if ".tsv" in path.name.lower() else max(_SEPARATORS, key=line.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    reader = csv.reader([*lines, f"\n{_END}"], delimiter=separator)
     try:
         names = next((row for row in reader if row), [])
     except csv.Error:
-        raise input_error("LIP410", f"{place} has no header line", "look for an unmatched quote in it") from None
-    return [name.strip() for name in names], reader.line_num, separator
+        raise _no_header(place) from None
+    return [name.strip() for name in names], reader.line_num, separator, reader.line_num >= len(lines)
+
+
+def _no_header(place: str) -> Exception:
+    return input_error("LIP410", f"{place} has no header line", "look for an unmatched quote in it")
 
 
 def _in_memory(source: Any, place: str) -> Any:

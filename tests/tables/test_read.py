@@ -148,6 +148,22 @@ def test_texts_and_dates_of_pandas_and_numpy_are_read() -> None:
     assert rows(np.array([["x", "y"]])) == [{"x0": "x", "x1": "y"}]
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\r", "\n\n"])
+def test_the_last_row_is_read_with_and_without_a_line_end(end: str, tmp_path: Path) -> None:
+    path = written(tmp_path, "t.csv", 'a,b\n1,"x\ny"\n2,' + end)
+    expected = [{"a": "1", "b": "x\ny"}, {"a": "2", "b": ""}]
+    assert rows(path) == expected
+    assert rows(path, ["b"]) == [{"b": row["b"]} for row in expected]
+
+
+def test_names_may_be_longer_than_a_mebibyte_and_hold_separators(tmp_path: Path) -> None:
+    names = [f"column {n}, é;;" for n in range(80_000)]
+    header = ",".join(f'"{name}"' for name in names)
+    assert len(header) > 2**20
+    path = written(tmp_path, "t.csv", f"{header}\n{','.join(map(str, range(80_000)))}\n")
+    assert rows(path, [names[79_999], names[3]]) == [{names[79_999]: "79999", names[3]: "3"}]
+
+
 def test_parquet_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"], "c": [[1], [2]]}), path)
@@ -185,6 +201,22 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str, str]] = {
     "another format": (csv(SECRET, "t.xlsx"), "LIP410", "is not a table"),
     "unequal rows": (csv(f"a,b\n1,2\n1,{SECRET},3\n"), "LIP410", "unequal numbers of fields"),
     "a quote that is not closed": (csv('a,b\n1,"2\n' + f"1,{SECRET}\n" * 600_000), "LIP410", "an unmatched quote"),
+    "a quote that is not closed in the last field": (
+        csv(f'a,b\n1,2\n1,"2\n1,{SECRET}\n'),
+        "LIP410",
+        "a quote is not closed",
+    ),
+    "one column, and a quote that is not closed": (
+        csv(f'a\n1\n"2\n{SECRET}\n'),
+        "LIP410",
+        "a quote is not closed",
+    ),
+    "a quote that is not closed in names of a short file": (
+        csv(f'"a,b\n1,{SECRET}\n'),
+        "LIP410",
+        "an unmatched quote",
+    ),
+    "names alone, without a line end": (csv("a,b"), "LIP410", "has no rows"),
     "a quote that is not closed in the names": (
         csv('"a,b\n' + f"1,{SECRET}\n" * 60_000),
         "LIP410",

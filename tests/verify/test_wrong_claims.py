@@ -14,6 +14,7 @@ from lipcompile.ops.table import LOSSES, OPS
 from .models import document, drawn, one_op
 from .mutations import Json, Place, at, is_bound, places, put
 
+LOSS_CLAIM: Place = ("steps", "loss", "lipschitz")
 ROUGH = {"attention", "dot_product_attention"}  # the compiler counts causal rows as seeing fewer keys than they do
 
 
@@ -37,7 +38,8 @@ def check_all(certificate: Json, most: int = 100) -> None:
         assert verify(put(certificate, place, smaller.hex())).problems, place
         if bound < inf and number % 4 == 0:
             verdict = verify(put(certificate, place, (bound * 1.001).hex()))
-            assert not verdict.problems
+            # The one constant that others are divided by: see `test_a_larger_l_needs_...`.
+            assert place == LOSS_CLAIM or not verdict.problems, place
             assert verdict.loose
 
 
@@ -64,3 +66,25 @@ def test_no_claim_of_a_loss_can_be_smaller(loss: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_no_claim_of_a_graph_can_be_smaller(seed: int) -> None:
     check_all(drawn(seed), most=40)
+
+
+def test_a_larger_l_needs_larger_bounds_without_clips() -> None:
+    """A clip of the loss to C < L leaves C/L of K without clips: with twice the L and the same K, half of that.
+
+    So both may be claimed to be twice as large, and K alone, but not L alone.
+    """
+    certificate = drawn(0)
+    places = [("steps", "parameters", i, "unclipped") for i in range(len(certificate["steps"]["parameters"]))]
+
+    def doubled(found: Json, changed: list[Place]) -> Json:
+        for place in changed:
+            found = put(found, place, (2 * float.fromhex(at(found, place))).hex())
+        return found
+
+    assert not verify(doubled(certificate, [LOSS_CLAIM, *places])).problems
+    assert not verify(doubled(certificate, places)).problems
+    (problem, *_) = verify(doubled(certificate, [LOSS_CLAIM])).problems
+    assert "the gradient without clips, at L = " in str(problem)
+    for place in places:  # each of them
+        assert verify(doubled(certificate, [LOSS_CLAIM, *(p for p in places if p != place)])).problems
+    assert verify(put(certificate, LOSS_CLAIM, "inf")).problems

@@ -20,7 +20,10 @@ from typing import Any
 
 from lipcompile_privacy.errors import CertificateError as CertificateError
 from lipcompile_verify import Verdict, steepness, verify
+from lipcompile_verify.derive import OUTWARD, features, head
 from lipcompile_verify.document import MalformedError, canonical
+from lipcompile_verify.emitted import Derived
+from lipcompile_verify.files import derived
 from lipcompile_verify.rules import OPS
 
 from ..certify.constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
@@ -86,7 +89,7 @@ def check_certificate(module: LipschitzModule) -> None:
     claimed = {key: part for key, part in document.items() if key != "training"}
     refuse_unverified(claimed, CertificateError, "the certificate of the module")
     try:
-        found = next(_differences(module, document), None)
+        found = next(_differences(module, document, proved=not foreign), None)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CertificateError(f"the certificate of the module is damaged ({error!r}): {_HELP}") from None
     if found is not None:
@@ -145,13 +148,15 @@ def _warn(module: type[LipschitzModule], what: str) -> None:
 # What a module has in the place of what its certificate says
 
 
-def _differences(module: LipschitzModule, document: Mapping[str, Any]) -> Iterator[str]:
+def _differences(module: LipschitzModule, document: Mapping[str, Any], proved: bool) -> Iterator[str]:
     graph, steps = document["graph"], document["steps"]
     yield from _alterations(module)
     yield from _domain(module, graph["input"])
     yield from _parameters(module, graph["parameters"])
     yield from _clips(module, graph.get("clips", []))
     yield from _bounds(module, steps, document["totals"])
+    if proved and module.features_shape is not None:
+        yield from _features(module, document)
 
 
 def _clips(module: LipschitzModule, certified: list[Mapping[str, Any]]) -> Iterator[str]:
@@ -236,7 +241,47 @@ def _bounds(module: LipschitzModule, steps: Mapping[str, Any], totals: Mapping[s
             yield f"the unclipped bound of {name} is {at}"
 
 
-def _share(bound: float, loss: float) -> Fraction | float:
+def _features(module: LipschitzModule, document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield bounds that are not proved for features of the norm that the module clips them to."""
+    graph = document["graph"]
+    found = features(graph)
+    if found is None or tuple(module.features_shape or ()) != tuple(_shape(graph, found[0])):
+        yield f"features_shape is {module.features_shape}, and the certified graph has no such features"
+        return
+    if not 0 < module.features_norm < math.inf:
+        yield f"features_norm is {module.features_norm!r}"
+        return
+    least = _derived_at(canonical(document), module.features_norm)
+    if not module.loss_lipschitz >= least.loss:
+        yield _beyond(module, "loss_lipschitz")
+    for name in least.gradient:
+        if not module.bounds[name] >= least.gradient[name]:
+            yield _beyond(module, f"the bound of {name}")
+        if module.unclipped_bounds is None or name in module.clipped_parameters:
+            continue
+        own, unclipped = module.unclipped_bounds[name], least.unclipped[name]
+        share = _share(own, module.loss_lipschitz, OUTWARD)
+        if not (own >= unclipped and share >= _share(unclipped, least.loss)):
+            yield _beyond(module, f"the unclipped bound of {name}")
+
+
+def _beyond(module: LipschitzModule, what: str) -> str:
+    return f"features_norm is {module.features_norm!r}, for which {what} is not proved"
+
+
+def _shape(graph: Mapping[str, Any], value: str) -> list[int]:
+    return next(node["shape"] for node in graph["nodes"] if node["name"] == value)
+
+
+@lru_cache(maxsize=64)
+def _derived_at(document: bytes, norm: float) -> Derived:
+    """Derive the bounds of what reads features of this norm."""
+    parsed = json.loads(document)
+    feature, fixed = features(parsed["graph"]) or ("", [])
+    return derived(parsed, head(parsed["graph"], feature, fixed, norm))
+
+
+def _share(bound: Fraction | float, loss: Fraction | float, factor: Fraction = Fraction(1)) -> Fraction | float:
     if bound == math.inf:  # of what only a clip of gradients inside bounds
-        return bound
-    return Fraction(bound) / Fraction(loss) if loss else Fraction(0)
+        return math.inf
+    return Fraction(bound) * factor / Fraction(loss) if loss else Fraction(0)

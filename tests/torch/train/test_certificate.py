@@ -423,3 +423,67 @@ def test_a_checkpoint_whose_certificate_does_not_verify_is_refused(tmp_path: Pat
     torch.save(content, session.path)
     with pytest.raises(CheckpointError, match=r"the checkpoint's certificate does not verify: training \(noise\)"):
         session.load()
+
+
+def test_an_l_that_is_too_large_in_both_does_not_lessen_the_noise_under_a_clip(tmp_path: Path) -> None:
+    """The bound under a clip of the loss to C is C/L of that without clips: with 100 times the L, a hundredth."""
+    model = built(tmp_path)
+    document = copy.deepcopy(model.certificate)
+    loss = 100 * float.fromhex(document["steps"]["loss"]["lipschitz"])
+    document["steps"]["loss"]["lipschitz"] = loss.hex()
+    model.certificate, model.loss_lipschitz = document, loss
+    with pytest.raises(CertificateError, match="the gradient without clips"):
+        private(model())
+
+
+FROZEN = """
+model net {
+    input x: tensor[1, 4, 4], norm <= 1
+    frozen { flatten; dense(4); tanh }
+    dense(3)
+    loss multiclass_hinge
+}
+"""
+
+
+def test_bounds_are_proved_at_the_norm_that_features_are_clipped_to(tmp_path: Path) -> None:
+    """Of a linear layer on features of norm X the bound is L·X: 8 times as much for 8 times the norm.
+
+    With bounds that grow as well, the module claims no more than it can keep.
+    """
+    model = built(tmp_path, body=FROZEN)
+    norm = model.features_norm
+    private(model())
+    model.features_norm = 0.5 * norm
+    private(model())
+    for wrong in (8 * norm, norm * (1 + 1e-9), math.inf, math.nan, 0.0, -norm):
+        model.features_norm = wrong
+        with pytest.raises(CertificateError, match="features_norm is"):
+            private(model())
+    model.features_norm = 8 * norm
+    model.bounds = {name: 8.001 * bound for name, bound in model.bounds.items()}
+    model.unclipped_bounds = model.bounds
+    private(model())
+    model.features_shape = (5,)
+    with pytest.raises(CertificateError, match="features_shape is"):
+        private(model())
+
+
+def test_a_loose_certificate_does_not_hide_features_that_are_too_long(tmp_path: Path) -> None:
+    """The certificate may claim that features are longer than they are, and bounds stay: no step is false."""
+    model = built(tmp_path, body=FROZEN)
+    document = copy.deepcopy(model.certificate)
+    for step in document["steps"]["forward"]:
+        step["norm"] = (100 * float.fromhex(step["norm"])).hex()
+    assert lipcompile_verify.verify(document).ok
+    model.certificate, model.features_norm = document, 99.0
+    with pytest.raises(CertificateError, match="features_norm is"):
+        private(model())
+
+
+def test_chance_ends_the_frozen_part(tmp_path: Path) -> None:
+    """Chance and trained parameters end the frozen part, as the compiler has it."""
+    body = FROZEN.replace("tanh }", "tanh } dropout(0.5); frozen { dense(4) }")
+    model = built(tmp_path, body=body)
+    assert model.features_shape == (4,)
+    private(model())
