@@ -8,10 +8,8 @@ size, not by the size of the batch, which is private.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..certify.precision import rounding_slack
+from ..certify.precision import rounding_slack, working_slack
 from ..clip.factors import Factors
 from ..devices import at_once
 from ..nn.functional import clip_scale, example_norms
@@ -27,6 +25,7 @@ from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, allocate, values_by_name
 from . import checks
 from .checks import PrivacyError
+from .example_passes import Tables, forgetting, plain_tensors
 from .module import LipschitzModule
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -34,6 +33,8 @@ PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 _CHUNK_ENTRIES = 2**22, 2**27  # of per-example gradients at once: what caches and memory like
 _MOST_EXAMPLES = 512
+_COARSEST = 0.25  # share of the largest output or gradient by which half precision may move others
+_FLIPPED, _CANCELLED = 0.05, 1e-3  # shares of a sum of absolute gradients, and of the largest one
 
 
 class ClippedGradients:
@@ -187,8 +188,13 @@ class ClippedGradients:
                 for name, parameter in self._parameters.items()
             }
             total = self._total(self._outputs(copies, inputs), targets)
-            found = torch.autograd.grad(total, list(copies.values()), allow_unused=True, materialize_grads=True)
-        gradients = dict(zip(copies, found, strict=True))
+            originals = list(self._parameters.values())
+            found = torch.autograd.grad(total, [*copies.values(), *originals], allow_unused=True)
+        self._check_ways(found[len(copies) :])
+        gradients = {
+            name: torch.zeros_like(rows) if one is None else one.to_dense() if one.is_sparse else one
+            for (name, rows), one in zip(copies.items(), found, strict=False)
+        }
         self._check_first(inputs, targets, gradients)
         return total.detach(), gradients
 
@@ -210,7 +216,7 @@ class ClippedGradients:
             output: Tensor = functional_call(self.module, parameters, (example[None],))
             return output[0]
 
-        with _forgetting(self.module):
+        with forgetting(self.module), Tables():
             return vmap(run, randomness="different")(copies, inputs)
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -281,10 +287,10 @@ class ClippedGradients:
         """
         held = {**dict(self.module.named_buffers()), **dict(self.module.named_parameters())}
         copies = {name: tensor.detach().clone() for name, tensor in held.items()}
-        before = held | _plain_tensors(self.module)
-        with torch.no_grad(), _forgetting(self.module):
-            after = copies | _plain_tensors(self.module)
-            outputs: Tensor = functional_call(self.module, copies, (inputs,))
+        before = held | plain_tensors(self.module)
+        with torch.no_grad(), forgetting(self.module):
+            after = copies | plain_tensors(self.module)
+            outputs: object = functional_call(self.module, copies, (inputs,))
         changed = [name for name, tensor in before.items() if not _same(tensor.detach(), after[name], 0.0)]
         if changed:
             raise PrivacyError(
@@ -292,13 +298,19 @@ class ClippedGradients:
                 "these would be released without noise: call eval() on those layers, or set "
                 "track_running_stats=False, max_norm=None"
             )
+        if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1]:
+            found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise PrivacyError(
+                f"the module maps a batch of {len(inputs)} examples to {found}: it must return one tensor [B, …]; "
+                "wrap it in a module that returns the tensor that the loss reads"
+            )
         return outputs
 
     def _check_alone(self, inputs: Tensor, together: Tensor, alone: Tensor) -> None:
         """Refuse a module whose output for one example depends on another, as far as a first batch shows it."""
         if self._compared or len(inputs) < 2:
             return
-        tolerance = 100 * rounding_slack(together.dtype)
+        tolerance = self._tolerance(together)
         same = together.shape == alone.shape and _same(together, alone, tolerance)
         moved = self._run_together(inputs.roll(1, 0))
         in_place = same and _same(together.roll(1, 0), moved, tolerance)
@@ -327,11 +339,60 @@ class ClippedGradients:
             return _flat(self._per_example_gradients(inputs[:1], targets[:1])[1])
 
         first, one = _flat({name: rows[:1] for name, rows in gradients.items()}), alone()
-        if not _same(first, one, 100 * rounding_slack(first.dtype)) and _same(one, alone(), 0.0):
+        if not _same(first, one, self._tolerance(first)) and _same(one, alone(), 0.0):
             raise PrivacyError(
                 "the gradient of one example depends on the other examples of the batch: an autograd function of "
                 "the module mixes them in its backward pass or in its rule for vmap"
             )
+        self._check_sum(inputs, targets, gradients)
+
+    def _check_ways(self, others: Iterable[Tensor | None]) -> None:
+        """Refuse a loss that depends on the parameters themselves, beside the copies of each example.
+
+        Args:
+            others: its gradients with respect to the parameters; None if there is no way to one.
+        """
+        found = [name for name, one in zip(self._parameters, others, strict=True) if one is not None]
+        if found:
+            raise PrivacyError(
+                f"the loss reads {', '.join(found)} by another way than as attributes of the module and its "
+                "parts, and the gradient that comes this way would be missing: read no parameters from lists, "
+                "dicts, objects, functions or traced code (nn.ParameterList and nn.ParameterDict are parts), and "
+                "put a penalty on weights into the optimizer (weight_decay)"
+            )
+
+    def _check_sum(self, inputs: Tensor, targets: Tensor, gradients: dict[str, Tensor]) -> None:
+        """Refuse a module whose examples have other gradients than torch's own backward pass adds up, as a first
+        batch shows it. Roundings may turn over a few kinks, and parts of a gradient may cancel.
+        """
+
+        def summed() -> list[Tensor]:
+            with torch.enable_grad(), forgetting(self.module):
+                total = self._total(self.module(inputs), targets)
+                sums = torch.autograd.grad(
+                    total, list(self._parameters.values()), allow_unused=True, materialize_grads=True
+                )
+            return [one.to_dense() if one.is_sparse else one for one in sums]
+
+        plain = summed()
+        pairs = {
+            name: (rows.double(), one.double()) for (name, rows), one in zip(gradients.items(), plain, strict=True)
+        }
+        sizes = {name: _largest(rows.abs().sum(0).maximum(one.abs())) for name, (rows, one) in pairs.items()}
+        apart = {name: _largest(rows.sum(0) - one) for name, (rows, one) in pairs.items()}
+        share, largest = max(_FLIPPED, self._tolerance(plain[0])), max(sizes.values())
+        wrong = [name for name in pairs if apart[name] > share * sizes[name] + _CANCELLED * largest]
+        if wrong and math.isfinite(largest) and all(map(torch.equal, plain, summed())):
+            raise PrivacyError(
+                f"torch.func.vmap computes other gradients of {', '.join(wrong)} than a backward pass of the "
+                "whole batch: remove hooks on tensors and parameters, scale_grad_by_freq, and functions that "
+                "torch computes otherwise under vmap"
+            )
+
+    def _tolerance(self, found: Tensor) -> float:
+        """Return the share of the largest entry by which numbers may be apart that the module computes twice."""
+        kinds = {parameter.dtype for parameter in self._parameters.values()}
+        return min(100 * max(working_slack(found), *map(rounding_slack, kinds)), _COARSEST)
 
     def _fitting_chunk(self) -> int:
         numbers = sum(parameter.numel() for parameter in self._parameters.values())
@@ -339,46 +400,8 @@ class ClippedGradients:
         return max(1, min(_MOST_EXAMPLES, at_once(device, *_CHUNK_ENTRIES) // numbers))
 
 
-@contextmanager
-def _forgetting(module: nn.Module) -> Iterator[None]:
-    """Let a module have copies of its attributes meanwhile: what a forward pass leaves behind in them, in lists,
-    dicts and objects too, of all examples, is where no other pass reads it. Parameters and buffers are no copies.
-
-    Raises:
-        PrivacyError: an attribute cannot be copied.
-    """
-    parts = list(module.modules())
-    before = [dict(vars(part)) for part in parts]
-    plain = {id(value): value.detach().clone() for value in _plain_tensors(module).values()}
-    memo = {id(one): one for one in (*parts, *module.parameters(), *module.buffers())} | plain
-    try:
-        copies = copy.deepcopy(before, memo)
-    except (TypeError, RuntimeError) as error:
-        raise PrivacyError(
-            "an attribute of the module cannot be copied, but each pass has copies, so that nothing is left for "
-            "other examples: keep open files, locks, generators and tensors that need gradients out of it"
-        ) from error
-    try:
-        _set(parts, copies)
-        yield
-    finally:
-        _set(parts, before)
-
-
-def _set(parts: Iterable[nn.Module], attributes: Iterable[dict[str, Any]]) -> None:
-    for part, own in zip(parts, attributes, strict=True):
-        vars(part).clear()
-        vars(part).update(own)
-
-
-def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors among the attributes of a module that are no buffers and no parameters, by name."""
-    return {
-        f"{prefix}.{name}" if prefix else name: value
-        for prefix, part in module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, Tensor)
-    }
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().amax()) if tensor.numel() else 0.0
 
 
 def _flat(gradients: dict[str, Tensor]) -> Tensor:
@@ -396,5 +419,7 @@ def _same(one: Tensor, other: Tensor, tolerance: float) -> bool:
     """Whether two tensors agree up to a share of their largest entry."""
     if not one.is_floating_point():
         return torch.equal(one, other)
+    if one.dtype != other.dtype:  # under autocast vmap leaves some results in float32
+        one, other = one.double(), other.double()
     largest = float(one.abs().nan_to_num(0.0, 0.0, 0.0).amax()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=0.0, atol=tolerance * largest, equal_nan=True)

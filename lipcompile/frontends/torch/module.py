@@ -19,6 +19,7 @@ from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch.computed import computed_weights
 from lipcompile.frontends.torch.cut import changed_gradients, noted
 from lipcompile.frontends.torch.draws import refuse_draws_in_evaluation
 from lipcompile.frontends.torch.find import find, summary
@@ -132,7 +133,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         loaded,
         diagnostics=(
             *loaded.diagnostics,
-            *_parametrised(module),
+            *computed_weights(module, model, loaded.graph),
             *_ignored(module, rows),
             *_written(module, program),
             *changed_gradients(module, program, seen),
@@ -169,23 +170,6 @@ def _weights(graph: Graph | None, node: Node | None) -> list[bytes | None]:
         return []
     stored = (graph.parameters[name].initial for name in node.parameters.values())
     return [None if array is None else array.tobytes() for array in stored]
-
-
-def _parametrised(module: Module) -> Iterator[Diagnostic]:
-    """Yield a warning for each weight that is made of other parameters, as by weight or spectral normalisation."""
-    for name, part in module.named_modules():
-        made = {weight: chain[0] for weight, chain in getattr(part, "parametrizations", {}).items()}
-        hooks = part._forward_pre_hooks.values()
-        made |= {hook.name: hook for hook in hooks if type(hook).__name__ in ("WeightNorm", "SpectralNorm")}
-        for weight, how in made.items():
-            yield Diagnostic(
-                "LIP122",
-                f"`{name}{'.' * bool(name)}{weight}` is trained as it is, and not by its parametrisation "
-                f"{type(how).__name__.lstrip('_')}",
-                "remove the parametrisation, which keeps the weight, if that is meant",
-                Severity.WARNING,
-                node=name or None,
-            )
 
 
 def _ignored(module: Module, carried: Collection[str]) -> Iterator[Diagnostic]:

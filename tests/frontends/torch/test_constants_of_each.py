@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import lipcompile
 from lipcompile import InputError
+from lipcompile.pipeline import from_module
 from tests.frontends.torch.test_padded_texts import attacked, compiled
 from tests.torch.clip_nets import clipped
 
@@ -120,6 +121,8 @@ def test_constants_are_clipped_example_by_example(function: Any, tmp_path: Path)
     unused = 0 if function is not frozen_places else QUERIES * WIDTH
     assert trained >= net.head.weight.numel() + QUERIES * WIDTH - unused
     attacked(net, module, examples())
+    found = from_module(net, (TOKENS, WIDTH), bounds="clip", loss="cross_entropy").diagnostics
+    assert "LIP122" not in {diagnostic.code for diagnostic in found}  # what is computed with is trained as it is
 
 
 @pytest.mark.parametrize("function", [pooled, repeated])

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -465,6 +465,41 @@ def test_what_makes_a_weight_is_said_to_be_left_out(normalise: Any) -> None:
     assert derivation.ok
     (found,) = [d for d in derivation.diagnostics if d.code == "LIP122"]
     assert found.message.startswith("`0.weight` is trained as it is")
+
+
+class Computing(nn.Module):
+    """Computes a weight in its forward pass; its bias and its other uses of the weight are plain."""
+
+    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight, self.last = nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 2)
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.last(torch.tanh(x @ self.compute(self.weight))))
+
+
+@pytest.mark.parametrize(
+    ("compute", "told"),
+    [
+        (lambda w: w * torch.ones(6, 6).tril(), "Mul"),
+        (lambda w: w.softmax(0), "Softmax"),
+        (lambda w: w @ w.mT, "MatMul"),
+        (lambda w: torch.cat([w[3:], w[:3]]).mT, None),
+    ],
+)
+def test_a_weight_that_forward_computes_is_said_to_be_trained_itself(
+    compute: Callable[[torch.Tensor], torch.Tensor], told: str | None
+) -> None:
+    """A mask is gone after the first step. Entries that are only moved are those of the parameter."""
+    derivation = from_module(Computing(compute), (6,), loss="cross_entropy", bounds="clip")
+    assert derivation.ok
+    found = [d.message for d in derivation.diagnostics if d.code == "LIP122"]
+    assert found == (
+        [f"the weight that {told} computes from `weight` is trained itself, without that computation"]
+        if told
+        else []
+    )
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -127,6 +127,18 @@ def test_orthogonal_starts_at_a_scale_that_suits_every_group() -> None:
     assert float(values.min()) > 0.99
 
 
+def test_orthogonal_does_without_an_eigenvalue_that_lapack_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of MKL returns NaN for a Gram matrix of 12 × 12 equal entries in float32, of a weight of ones."""
+    weight = torch.ones(12, 15)
+    assert torch.linalg.matrix_rank(Orthogonal().project(weight, Dense())) >= 1
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda grams: torch.full(grams.shape[:-1], torch.nan))
+    torch.manual_seed(0)
+    projected = Orthogonal().project(torch.randn(5, 7) * torch.logspace(0, -2, 5)[:, None], Dense())
+    values = torch.linalg.svdvals(projected)
+    assert 0 < float(values[0]) <= 1
+    assert float(values[-1] / values[0]) > 1 - 1e-3
+
+
 def test_orthogonal_pulls_a_shrunk_matrix_up_again() -> None:
     torch.manual_seed(0)
     weight = 0.5 * torch.nn.init.orthogonal_(torch.empty(5, 9))

@@ -8,8 +8,9 @@ import threading
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from lipcompile_torch.train.clipped import ClippedGradients
 from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils import parametrize
 
 Net: Any = runpy.run_path(str(Path(__file__).parents[1] / "private_net.py"))["Net"]
 
@@ -508,6 +510,144 @@ def test_a_layer_that_a_function_reads_gets_its_gradient() -> None:
     clipped(module, 1.0).backward(x, y)
     found = gradient(module)
     assert_close(found, summed(looped(module, x, y, cross_entropy), clipped_to(1.0)))
+
+
+class Elsewhere(nn.Module):
+    """Reads a parameter of its own from another place."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        weight = self.first.weight
+        self.held: Any = {
+            "list": [weight],
+            "dict": {0: weight},
+            "function": lambda: weight,
+            "partial": partial(F.linear, weight=weight),
+            "view": weight.mT,
+        }[place]
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.place == "partial":
+            return cast(Tensor, self.last(torch.tanh(self.held(x))))
+        weight = {"function": lambda: self.held(), "view": lambda: self.held.mT}.get(
+            self.place, lambda: self.held[0]
+        )()
+        return cast(Tensor, self.last(torch.tanh(x @ weight.mT)))
+
+
+@pytest.mark.parametrize("place", ["list", "dict", "function", "partial", "view"])
+def test_parameters_that_are_read_from_elsewhere_are_refused(place: str) -> None:
+    """Each example has copies of the attributes alone: of other ways no gradient would arrive."""
+    module, (x, y) = Elsewhere(place).double(), vectors(5)
+    if place == "view":  # of the weight that was converted
+        module.held = module.first.weight.mT
+    alone = looped(module, x, y, cross_entropy)
+    assert all(bool(parts["first.weight"].any()) for parts in alone)
+    with pytest.raises(PrivacyError, match=r"the loss reads first\.weight by another way"):
+        clipped(module, 1.0).backward(x, y)
+
+
+def test_a_penalty_in_the_loss_is_refused() -> None:
+    module, (x, y) = nn.Linear(4, 3).double(), vectors(5)
+
+    def penalised(output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output, target) + 0.01 * module.weight.square().sum()
+
+    sums = ClippedGradients(module, 1.0, normaliser=1.0, per_example_loss=penalised)
+    with pytest.raises(PrivacyError, match=r"reads weight by another way .* \(weight_decay\)"):
+        sums.backward(x, y)
+
+
+class Padded(nn.Module):
+    """Reads rows of a table, one of them padding, and ends in the table itself."""
+
+    def __init__(self, padding: int, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4, padding_idx=padding, sparse=sparse)
+        self.tied = not sparse
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.tanh(self.table(x).mean(1))
+        return found @ self.table.weight.mT if self.tied else found
+
+
+@pytest.mark.parametrize(("padding", "sparse"), [(0, False), (-1, False), (2, True)])
+def test_rows_of_padding_have_the_gradients_that_torch_gives_them(padding: int, sparse: bool) -> None:
+    """None as rows that are read; those of their other uses."""
+    module = Padded(padding, sparse).double()
+    x, y = torch.tensor([[0, 1, 2], [4, 4, 3], [2, 0, 0], [1, 2, 4]]), torch.tensor([0, 1, 2, 3])
+    expected = summed(
+        [{n: g.to_dense() for n, g in one.items()} for one in looped(module, x, y, cross_entropy)],
+        clipped_to(0.1),
+    )
+    clipped(module, 0.1).backward(x, y)
+    assert_close(gradient(module), expected)
+    assert bool(expected["table.weight"][padding].any()) is not sparse
+
+
+def test_gradients_that_vmap_computes_otherwise_are_refused() -> None:
+    """Under `vmap` torch calls no hooks on tensors, and knows nothing of the frequencies of a batch."""
+
+    class Hooked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Any = super().forward(x)
+            if found.requires_grad:
+                found.register_hook(lambda cotangent: 3 * cotangent)
+            return cast(Tensor, found)
+
+    with pytest.raises(PrivacyError, match="vmap computes other gradients of weight, bias"):
+        clipped(Hooked(4, 3), 1.0).backward(*vectors(5, torch.float32))
+    table = nn.Sequential(nn.Embedding(5, 3, scale_grad_by_freq=True), nn.Flatten())
+    with pytest.raises(PrivacyError, match=r"vmap computes other gradients of 0\.weight"):
+        clipped(table, 1.0).backward(torch.tensor([[1], [1], [2]]), torch.tensor([0, 1, 2]))
+
+
+def test_no_pass_reads_what_parametrizations_cached() -> None:
+    class Tanh(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return torch.tanh(weight)
+
+    module, (x, y) = nn.Linear(4, 3).double(), vectors(5)
+    parametrize.register_parametrization(module, "weight", Tanh())
+    expected = summed(looped(module, x, y, cross_entropy), clipped_to(1.0))
+    with parametrize.cached():
+        module(x)
+        clipped(module, 1.0).backward(x, y)
+    assert_close(gradient(module), expected)
+
+
+def test_modules_of_half_precision_inside_are_compared_as_such() -> None:
+    """A batch and its examples differ by what bfloat16 rounds, which is no mixing."""
+
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = nn.Linear(4, 64), nn.Linear(64, 64, dtype=torch.bfloat16)
+            self.last = nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Tensor, self.last(self.inner(self.first(x).bfloat16()).float()))
+
+    torch.manual_seed(0)
+    clipped(Inside(), 1.0).backward(*vectors(40, torch.float32))
+    module, (x, y) = nn.Linear(4, 3), vectors(5, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        clipped(module, 1.0).backward(x, y)
+        with pytest.raises(PrivacyError, match="depends on the other examples"):
+            clipped(Centred(4, 3), 1.0).backward(x, y)
+
+
+@pytest.mark.parametrize("made", [lambda x: (x, x), lambda x: {"logits": x}, lambda x: x.sum(0)])
+def test_a_module_that_returns_no_batch_is_refused(made: Callable[[Tensor], Any]) -> None:
+    class Returning(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Tensor, made(super().forward(x)))
+
+    for count in (1, 5):
+        with pytest.raises(PrivacyError, match=r"must return one tensor \[B, …\]"):
+            clipped(Returning(4, 3), 1.0).backward(*vectors(count, torch.float32))
 
 
 def test_a_module_that_cannot_be_copied_is_refused() -> None:
