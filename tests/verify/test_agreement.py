@@ -39,11 +39,13 @@ def test_examples_verify(path: Path) -> None:
     assert not verdict.problems
 
 
-@pytest.mark.parametrize("seeds", by_day([2], [2, 5]))
+@pytest.mark.parametrize("most", by_day([2], [2, 5]))
 @pytest.mark.parametrize("op", [op.name for op in OPS])
-def test_random_uses_of_every_op_verify(op: str, seeds: int) -> None:
+def test_random_uses_of_every_op_verify(op: str, most: int) -> None:
     found = 0
-    for seed in range(seeds):
+    for seed in range(5):
+        if found == most:
+            break
         graph = one_op(op, seed)
         assert graph is not None
         try:

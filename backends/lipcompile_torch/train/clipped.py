@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..certify.precision import rounding_slack, working_slack
+from ..clip.example_passes import Tables, forgetting, plain_tensors
 from ..clip.factors import Factors
 from ..devices import at_once
 from ..nn.functional import clip_scale, example_norms
@@ -25,7 +26,6 @@ from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, allocate, values_by_name
 from . import checks
 from .checks import PrivacyError
-from .example_passes import Tables, forgetting, plain_tensors
 from .module import LipschitzModule
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
 
     from lipcompile.core.graph import Graph
+    from lipcompile.frontends.options import Loaded
 
 # Their results have the entries of their operands; copies of one entry, as of `expand`, are not told here.
 _MOVES = frozenset(
@@ -33,15 +34,15 @@ _MOVES = frozenset(
         *("Flatten", "Split", "Expand", "Tile", "GatherND", "GatherElements", "Shape", "Size"),
     )
 )
-_STANDARDISED = "BatchNormalization"  # of a weight: the importer has a message of its own
 _HELP = "write the computed weight into the module, if that is meant"
 
 
-def computed_weights(module: Module, model: ModelProto, graph: Graph | None) -> Iterator[Diagnostic]:
+def computed_weights(module: Module, model: ModelProto, loaded: Loaded) -> Iterator[Diagnostic]:
     """Yield a warning for each weight that is made of parameters, as by weight normalisation or by a mask.
 
-    model: of the module, with initializers of the names of its parameters; graph: the import of it. It computes
-    with a parameter whose entries it trains, such as queries that a layer maps.
+    model: of the module, with initializers of the names of its parameters; loaded: the import of it. It computes
+    with a parameter whose entries it trains, such as queries that a layer maps. Of a part of the module that the
+    import has told of, nothing more is said.
     """
     parametrised = {f"{prefix}{weight}": how for prefix, weight, how in _parametrised(module)}
     for name, how in parametrised.items():
@@ -56,9 +57,11 @@ def computed_weights(module: Module, model: ModelProto, graph: Graph | None) -> 
     trained = {
         name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter.requires_grad
     }
+    told = {(found.node or "").rpartition(".")[0] for found in loaded.diagnostics if found.code == "LIP122"}
     for name, op in _operators(model, trained).items():
         own = "parametrizations." not in name and not name.startswith(tuple(origins))
-        if own and not _is_kept(module.get_parameter(name), graph):
+        own = own and name.rpartition(".")[0] not in told
+        if own and not _is_kept(module.get_parameter(name), loaded.graph):
             message = f"the weight that {op} computes from `{name}` is trained itself, without that computation"
             yield Diagnostic("LIP122", message, _HELP, Severity.WARNING, node=name)
 
@@ -102,7 +105,7 @@ def _operators(model: ModelProto, trained: set[str]) -> Mapping[str, str]:
             continue
         of = frozenset[str]().union(*(made_of[name] for name in operands))
         if node.op_type not in _MOVES:
-            found |= {name: node.op_type for name in sorted(of - found.keys()) if node.op_type != _STANDARDISED}
+            found |= dict.fromkeys(sorted(of - found.keys()), node.op_type)
         made_of |= dict.fromkeys(node.output, _left(node, of))
     return found
 

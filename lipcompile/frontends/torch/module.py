@@ -133,7 +133,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         loaded,
         diagnostics=(
             *loaded.diagnostics,
-            *computed_weights(module, model, loaded.graph),
+            *computed_weights(module, model, loaded),
             *_ignored(module, rows),
             *_written(module, program),
             *changed_gradients(module, program, seen),

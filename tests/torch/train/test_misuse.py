@@ -370,7 +370,7 @@ def test_methods_that_are_hidden_are_refused() -> None:
     [
         ("features_norm", 1e6),  # gradients of the first layer are as much longer
         ("clip_features", lambda x: x),
-        ("clip_loss_gradient", lambda cotangent: (cotangent, None)),
+        ("clip_loss_gradient", lambda cotangent, _: (cotangent, None)),
     ],
 )
 def test_what_clips_is_not_changed_after_make_private(name: str, value: Any) -> None:

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lipcompile_privacy.errors import PrivacyError
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
-
-from .checks import PrivacyError
 
 
 @contextmanager
