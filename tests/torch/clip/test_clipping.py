@@ -24,25 +24,31 @@ from tests.torch.clip_nets import NETWORKS, B, batch, clipped, expected, model, 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("grouping", ["together", "by layer"])
 @pytest.mark.parametrize("rule", ["automatic", "threshold"])
-def test_gradients_are_those_of_torch_func_clipped(name: str, grouping: str, rule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("views", [(), (1,), (3,)])
+def test_gradients_are_those_of_torch_func_clipped(
+    name: str, grouping: str, rule: str, views: tuple[int, ...], tmp_path: Path
+) -> None:
     module = model(NETWORKS[name], tmp_path)
     names = [n for n, _ in module.named_parameters()]
     parts = [names] if grouping == "together" else [[n] for n in names]
     regulariser = 0.01 if rule == "automatic" else None
     type(module).clips = [ClipGroup(str(i), tuple(part), 0.2, regulariser) for i, part in enumerate(parts)]
     module.normaliser = 8.0
-    x, y = batch(module)
+    x, y = batch(module, views=views)
     found, wanted = clipped(module, x, y), expected(module, x, y)
     for key, gradient in wanted.items():
         assert torch.allclose(found[key].double(), gradient, rtol=2e-4, atol=2e-6 * whole(wanted)), key
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_no_example_adds_more_than_c(name: str, tmp_path: Path) -> None:
-    """The norm of what one example adds is C to within 2e-6: a factor of 1.05 somewhere, either way, is seen."""
+@pytest.mark.parametrize("views", [(), (4,)])
+def test_no_example_adds_more_than_c(name: str, views: tuple[int, ...], tmp_path: Path) -> None:
+    """The norm of what one example adds is C to within 2e-6: a factor of 1.05 somewhere, either way, is seen.
+    Views that are clipped by themselves add less.
+    """
     module = model(NETWORKS[name], tmp_path)
     type(module).clips = [ClipGroup("all", tuple(n for n, _ in module.named_parameters()), 1e-3)]
-    x, y = batch(module, 1)
+    x, y = batch(module, 1, views=views)
     norm = whole(clipped(module, x, y))
     assert 1e-3 * (1 - 4e-6) <= norm <= 1e-3 * (1 + 1e-7)  # the gradient is rounded to float32
 

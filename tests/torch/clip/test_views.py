@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch import ClipGroup
 from lipcompile_torch.train.loss_clipping import clip_cotangents
 from torch.nn import functional as F  # noqa: N812
 
-from tests.torch.clip_nets import NETWORKS, B, batch, clipped, expected, model, outputs, whole
+from tests.torch.clip_nets import NETWORKS, B, batch, clipped, model, outputs
 
 # With an inner clip of cotangents, of which some are within and some are not.
 PROVED = {
@@ -21,34 +20,6 @@ PROVED = {
         conv2d(4, kernel=3, stride=2, padding=1, bias=1); relu; flatten; dense(3)""",
     "tokens of a table": "input x: tokens[7]; embedding(5, 4); flatten; clip_gradient(0.1); dense(3)",
 }
-
-
-def names_of(module: Any) -> tuple[str, ...]:
-    return tuple(name for name, _ in module.named_parameters())
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("views", [1, 3])
-@pytest.mark.parametrize("regulariser", [None, 0.01])
-def test_gradients_are_those_of_torch_func_clipped(
-    name: str, views: int, regulariser: float | None, tmp_path: Path
-) -> None:
-    module = model(NETWORKS[name], tmp_path)
-    type(module).clips = [ClipGroup("all", names_of(module), 0.2, regulariser)]
-    module.normaliser = 8.0
-    x, y = batch(module, views=(views,))
-    found, wanted = clipped(module, x, y), expected(module, x, y)
-    for key, gradient in wanted.items():
-        assert torch.allclose(found[key].double(), gradient, rtol=2e-4, atol=2e-6 * whole(wanted)), key
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_no_example_adds_more_than_c(name: str, tmp_path: Path) -> None:
-    """The norm of what one example adds is C to within 2e-6: views that are clipped by themselves add less."""
-    module = model(NETWORKS[name], tmp_path)
-    type(module).clips = [ClipGroup("all", names_of(module), 1e-3)]
-    norm = whole(clipped(module, *batch(module, 1, views=(4,))))
-    assert 1e-3 * (1 - 4e-6) <= norm <= 1e-3 * (1 + 1e-7)  # the gradient is rounded to float32
 
 
 @pytest.mark.parametrize("name", ["vectors", "tokens", "images", "pointwise", "recurrent"])
