@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lipcompile.learn.recipe import Recipe
+from lipcompile.learn.scaling import chunks
 
 Array = NDArray[np.floating[Any]]
 _SLACK = 1e-5
@@ -98,10 +99,10 @@ def _lengths(rows: Array) -> NDArray[np.float64]:
 
     In single precision, and one column after the other, those of ten thousand columns are off by 4·10⁻⁵.
     """
-    found, some = np.empty(len(rows)), max(1, _ENTRIES // rows.shape[1])
-    for start in range(0, len(rows), some):
-        squares = np.square(rows[start : start + some], dtype=np.float64, order="C")
-        found[start : start + some] = np.sqrt(squares.sum(axis=1))
+    found = np.empty(len(rows))
+    for some in chunks(len(rows), max(1, _ENTRIES // rows.shape[1])):
+        squares = np.square(rows[some], dtype=np.float64, order="C")
+        found[some] = np.sqrt(squares.sum(axis=1))
     return found
 
 

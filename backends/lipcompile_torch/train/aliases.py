@@ -319,11 +319,6 @@ class ParameterAliases:
         """The rows of the examples in the forward pass that began last, if it has others too."""
         return self._rows.get(self._pass.number)
 
-    @property
-    def views(self) -> int:
-        """Rows of each example in the forward pass that began last."""
-        return self._pass.views
-
     def _alias(self, parameter: nn.Parameter) -> Tensor:
         """Return the alias of a parameter: one for all forward passes until the next `reset`, so that what flows
         back into several of them at once arrives as one tensor.

@@ -94,7 +94,7 @@ class LipschitzModule(nn.Module):
         self.clip_lengths: Mapping[str, float] = {}
         self.takes_features = False
         self.takes_views = False
-        self._views = 1
+        self._views: int | None = None  # of an example in the forward pass under way
         self.projection_slack = 0.1
         self.gate = GateRecord()
         self._blueprint: dict[str, Any] = {}
@@ -193,20 +193,19 @@ class LipschitzModule(nn.Module):
         The criterion divides by the normaliser, and by the number of views, so what is clipped here is
         ``bound`` over both (docs/theory.md, trap 12).
         """
-        return functional.clip_gradient(x, bound / (self.normaliser * self._views))
+        return functional.clip_gradient(x, bound / (self.normaliser * (self._views or 1)))
 
     def release(self, output: Tensor) -> Tensor:
         """Return ``output`` through the gate, which notes what flows back; `__call__` sees to it that it does."""
         if self.gate.aside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return output
         rows = self.gate.aliases.rows
-        views = self._views if self.takes_views else None
-        output = _by_view(output, views)
+        output = _by_view(output, self._views)
         output = output if rows is None else rows.picked(output)
-        passage = Passage(working_slack(output), output._version, self.gate.batch, views)
+        passage = Passage(working_slack(output), output._version, self.gate.batch, self._views)
         released: Any = pass_gate(output, self, passage)
         # No operation hands these on: the criterion knows the output itself by them.
-        released.passage, released.views = passage, views
+        released.passage, released.views = passage, self._views
         return cast(Tensor, released)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -224,7 +223,7 @@ class LipschitzModule(nn.Module):
             raise RuntimeError(OVERLAP)
         entered = self.gate.aliases.entered(self._checked(), views or 1) if watched else nullcontext()
         self.gate.running += 1
-        self._views = views or 1
+        self._views = views
         try:
             with entered as rows, self._without_grad_warning():
                 if rows is not None:
@@ -237,7 +236,7 @@ class LipschitzModule(nn.Module):
             return output if hasattr(output, "passage") else self.release(output)
         finally:
             self.gate.running -= 1
-            self._views = 1
+            self._views = None
 
     def _views_of(self, inputs: Iterable[Any]) -> int | None:
         """Return V of views [B, V, *example], or None if the module takes examples.
