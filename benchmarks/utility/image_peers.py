@@ -47,12 +47,16 @@ def _convnet(channels: int, _: int) -> list[nn.Module]:
     return [nn.Conv2d(channels, 16, 4, 2), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU()]
 
 
-def _vgg(channels: int, _: int) -> list[nn.Module]:
+def _vgg(channels: int, _: int, widths: tuple[int, int] = (8, 16)) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for before, width in ((channels, 8), (8, 16)):
+    for before, width in zip((channels, *widths), widths, strict=False):
         layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
         layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     return layers
+
+
+def _wide_vgg(channels: int, size: int) -> list[nn.Module]:
+    return _vgg(channels, size, (32, 64))
 
 
 def _resnet(channels: int, _: int) -> list[nn.Module]:
@@ -63,13 +67,18 @@ def _resnet(channels: int, _: int) -> list[nn.Module]:
     return layers
 
 
-def _mixer(channels: int, size: int) -> list[nn.Module]:
-    tokens = (size // 4) ** 2
-    layers: list[nn.Module] = [nn.Conv2d(channels, 32, 4, 4), nn.Flatten(2), Transpose()]
+def _mixer(channels: int, size: int, width: int = 32) -> list[nn.Module]:
+    tokens, inner = (size // 4) ** 2, 2 * width
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 4, 4), nn.Flatten(2), Transpose()]
     for _ in range(2):
-        layers.append(Residual(Transpose(), nn.Linear(tokens, 64), nn.ReLU(), nn.Linear(64, tokens), Transpose()))
-        layers.append(Residual(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)))
+        mixed = (nn.Linear(tokens, inner), nn.ReLU(), nn.Linear(inner, tokens))
+        layers.append(Residual(Transpose(), *mixed, Transpose()))
+        layers.append(Residual(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width)))
     return layers
+
+
+def _wide_mixer(channels: int, size: int) -> list[nn.Module]:
+    return _mixer(channels, size, 64)
 
 
 _BODIES: Mapping[str, Callable[[int, int], list[nn.Module]]] = {
@@ -77,6 +86,8 @@ _BODIES: Mapping[str, Callable[[int, int], list[nn.Module]]] = {
     "vgg": _vgg,
     "resnet": _resnet,
     "mixer": _mixer,
+    "wide_vgg": _wide_vgg,
+    "wide_mixer": _wide_mixer,
 }
 
 

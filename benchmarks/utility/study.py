@@ -43,12 +43,14 @@ class Score:
     Args:
         value: accuracy or AUROC, in [0, 1], on the part that was asked for.
         epsilon: what its ledger says it spent; None where nothing was asked, in trials.
-        seconds: CPU seconds.
+        seconds: CPU seconds, or seconds on another device.
+        device: that it ran on.
     """
 
     value: float
     epsilon: float | None = None
     seconds: float = 0.0
+    device: str = "cpu"
 
 
 Run = Callable[[Settings, int, Part], Score]
