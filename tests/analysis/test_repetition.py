@@ -122,13 +122,16 @@ def test_weights_that_some_copies_share_keep_these_apart_from_others() -> None:
     same_total(graph)
 
 
-def test_a_weight_that_is_used_outside_of_the_copies_is_added_up() -> None:
+@pytest.mark.parametrize("after", [False, True])
+def test_a_weight_that_is_used_outside_of_the_copies_is_added_up(after: bool) -> None:
     net = Network((4,))
-    net.dense(4, shared="tied")
+    net.dense(4, shared=None if after else "tied")
     for _ in range(3):
         plain(net, "tanh")
         net.dense(4, shared="tied")
         net.dense(4)
+    if after:
+        net.dense(4, shared="tied")
     net.dense(2)
     same_total(net.finish())
     assert found(net.finish())

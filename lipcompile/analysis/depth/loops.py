@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard, get_args
+from typing import Any, TypeGuard
 
 from lipcompile.analysis.bounds import derive
 from lipcompile.core.graph import Graph, Node
 from lipcompile.core.record import (
     AnyOp,
     Constraint,
-    ConstraintKind,
     Inputs,
     Op,
     ParameterRule,
@@ -132,7 +131,7 @@ def loop_op(loop: Loop) -> AnyOp:
         lipschitz=_lipschitz,
         cotangent=scaled_by_lipschitz,
         parts=False,
-        parameters=tuple(_parameter(name, parameter.shape) for name, parameter in loop.body.parameters.items()),
+        parameters=tuple(_parameter(loop.body, name) for name in loop.body.parameters),
         dsl=(),
         proof="theory.md#repetition",
         draws=lambda loop: any(node.draws for node in loop.body.nodes),
@@ -151,7 +150,10 @@ def _lipschitz(num: Numbers[N], site: Site[Loop], x: Inputs[N], theta: Theta[N])
     return [power_of(site.attributes, num).lipschitz]
 
 
-def _parameter(name: str, shape: Shape) -> ParameterRule[Loop]:
+def _parameter(body: Graph, name: str) -> ParameterRule[Loop]:
+    uses = ((node.op, role, read) for node in body.nodes for role, read in node.parameters.items())
+    rule = next(op.parameter(role) for op, role, read in uses if read == name)
+
     def kappa(num: Numbers[N], site: Site[Loop], x: Inputs[N], theta: Theta[N]) -> N:
         power = power_of(site.attributes, num)
         if name in power.shared:
@@ -161,8 +163,8 @@ def _parameter(name: str, shape: Shape) -> ParameterRule[Loop]:
     return ParameterRule(
         role=name,
         argument=None,
-        shape=lambda attributes, inputs: shape,
-        constraints=get_args(ConstraintKind),
+        shape=lambda attributes, inputs: body.parameters[name].shape,
+        constraints=rule.constraints,
         operator_norm=_unread,
         kappa=kappa,
         optional=False,
