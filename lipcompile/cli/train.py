@@ -110,8 +110,8 @@ if TYPE_CHECKING:
 @click.option(
     "--augment",
     metavar="CHANGES",
-    help="Change images at random in each step: flip, shift:PIXELS, or flip,shift:4. The gradient of an example "
-    "is the mean over its views; this costs no ε, and time for each view.",
+    help="Change images at random in each step: flip, shift:PIXELS, flip,shift:4, or none. The gradient of an "
+    "example is the mean over its views; this costs no ε, and time for each view.",
 )
 @click.option("--views", type=click.IntRange(1), help="Views of each example with --augment; 4 by default.")
 @click.option("--max-physical-batch", type=click.IntRange(1), help="Largest number of examples computed at once.")
@@ -229,6 +229,9 @@ def _settings(given: dict[str, Any], plan: dict[str, Any], defaults: Mapping[str
     settings = merged(given, plan, defaults)
     demand(settings, ("epsilon", "delta"))
     settings["correlation"] = settings["correlation"] or None
+    settings["augment"] = None if settings["augment"] == "none" else settings["augment"]
+    if given["views"] is not None and settings["augment"] is None:
+        raise click.UsageError("--views says how often --augment changes each image: give it, too")
     settings["sampling"] = resolved_sampling(settings["sampling"], settings["correlation"])
     return settings
 

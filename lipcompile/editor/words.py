@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from lipcompile.core.record import NoAttributes
 from lipcompile.frontends.lip.layers import CONSTRAINTS, SUGAR, parameter_arguments
 from lipcompile.frontends.lip.training import (
+    CHANGES,
     CLIP_GROUPS,
     CORRELATIONS,
     NEIGHBOURS,
@@ -41,6 +42,7 @@ SETTINGS: Mapping[str, Sequence[str]] = {
     "schedule": (*SCHEDULES, "average"),
     "physical_batch": (),
     "bounds": (*SOURCES, "groups", "length", "quantile"),
+    "augment": CHANGES,
 }
 KEYWORDS = (*OF_FILES, *OF_MODELS, *STATEMENTS, *OTHERS, *SETTINGS)
 

@@ -210,6 +210,20 @@ def test_views_of_images_cost_no_epsilon_and_belong_to_the_run(capsys: Capture) 
     assert views.runs == plain.runs
 
 
+def test_views_of_the_train_block_give_way_to_options(capsys: Capture) -> None:
+    x, y = np.random.default_rng(0).standard_normal((40, 1, 6, 6)), np.arange(40) % 2
+    np.savez("data.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+    Path("model.lip").write_text(IMAGES.replace("bounds clip", "bounds clip augment flip, shift=1, views=3"))
+    said = "--epsilon 20 --delta 1e-3 --epochs 1 --batch-size 20"
+    wanted = {"": ("flip,shift:1", 3), "--views 2": ("flip,shift:1", 2), "--augment shift:2": ("shift:2", 3)}
+    for number, (options, found) in enumerate({**wanted, "--augment none": (None, 3)}.items()):
+        train(f"{said} {options}")
+        settings = torch.load("run/checkpoint.pt", weights_only=False)["notes"]["settings"]
+        assert (settings["augment"], settings["views"]) == found
+        Path("run").rename(f"run {number}")
+    assert "--views says how often --augment" in refused(f"{said} --augment none --views 2", capsys)
+
+
 @pytest.mark.parametrize(("text", "message"), [("rotate", "neither flip nor shift"), ("flip", "only images")])
 def test_changes_that_are_none_are_refused(text: str, message: str, capsys: Capture) -> None:
     write()

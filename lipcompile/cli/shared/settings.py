@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Keys of the `train` block that are called otherwise in the training configuration.
 _NAMES = {"batch": "batch_size", "lr": "learning_rate", "physical_batch": "max_physical_batch"}
-_WHOLE = ("batch_size", "dataset", "epochs", "max_physical_batch", "bands", "buffers")
+_WHOLE = ("batch_size", "dataset", "epochs", "max_physical_batch", "views", "bands", "buffers")
 DEFAULTS = {
     "epochs": 20,
     "optimizer": "adam",

@@ -27,7 +27,7 @@ _KEYWORDS = frozenset(
     (
         *("import", "block", "model", "param", "input", "norm", "trusted", "loss", "true", "false"),
         *("residual", "branch", "repeat", "frozen", "train", "neighbours", "sampling", "noise", "budget"),
-        *("optimizer", "schedule", "physical_batch", "bounds"),
+        *("optimizer", "schedule", "physical_batch", "bounds", "augment"),
     )
 )
 

@@ -22,6 +22,7 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr", "momentum"), "adam": 
 SCHEDULES = ("constant", "cosine", "linear")
 SOURCES = ("theorem", "clip", "auto")
 CLIP_GROUPS = ("flat", "layers", "blocks")
+CHANGES = ("flip", "shift", "views")  # of images: a word, and two whole numbers
 
 
 def training_plan(lines: Sequence[ast.TrainLine]) -> tuple[TrainingPlan | None, tuple[Diagnostic, ...]]:
@@ -141,6 +142,34 @@ def _physical_batch(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     yield "physical_batch", Fraction(value)
 
 
+def _augment(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
+    """Read how images are changed at random, and how many views each has: `flip, shift=4, views=2`."""
+    given: dict[str, int] = {}
+    for argument in line.values:
+        name, number = _change(argument)
+        if name in given:
+            raise Problem("LIP013", f"`{name}` is set twice", argument.value.at)
+        given[name] = number
+    changes = {"flip": "flip", "shift": f"shift:{given.get('shift')}"}
+    text = ",".join(change for name, change in changes.items() if name in given)
+    if not text:
+        raise Problem("LIP404", "`augment` names a change: flip, shift=PIXELS, or both", line.key.at)
+    yield "augment", text
+    if "views" in given:
+        yield "views", Fraction(given["views"])
+
+
+def _change(argument: ast.Argument) -> tuple[str, int]:
+    """Return what an argument of `augment` is about, and its number; that of `flip` is 1."""
+    value = argument.value
+    named = argument.name or (value if isinstance(value, ast.Name) else None)
+    name = named.text if named else ""
+    if name not in CHANGES or (name == "flip") != (argument.name is None):
+        message = "`augment` takes flip, shift=PIXELS and views=NUMBER"
+        raise Problem("LIP404", message, value.at, "" if name in CHANGES else suggest(name, CHANGES))
+    return name, 1 if name == "flip" else Scope().integer(value, f"`{name}`")
+
+
 def _sampling(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     call = _called(line, SAMPLINGS)
     yield "sampling", call.name.text
@@ -171,6 +200,7 @@ _READERS: Mapping[str, Callable[[ast.TrainLine], Iterator[tuple[str, Setting]]]]
     "budget": _budget,
     "physical_batch": _physical_batch,
     "bounds": _bounds,
+    "augment": _augment,
     "sampling": _sampling,
     "optimizer": _optimizer,
 }

@@ -199,6 +199,33 @@ def test_wrong_averages_are_refused(tmp_path: Path, wrong: str) -> None:
     assert [problem.code for problem in found] == ["LIP404"]
 
 
+def test_images_are_augmented_as_options_say_it(tmp_path: Path) -> None:
+    for said, text in (("flip", "flip"), ("shift=4", "shift:4"), ("views=2, shift=4, flip", "flip,shift:4")):
+        loaded = load(write(tmp_path, HEAD + "dense(2) }\ntrain { augment " + said + " }"), ModelOptions())
+        assert loaded.training is not None
+        assert loaded.training.settings == {"augment": text, **({"views": 2} if "views" in said else {})}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "message"),
+    [
+        ("flop", "LIP404", "takes flip, shift=PIXELS and views=NUMBER"),
+        ("flip=1", "LIP404", "takes flip, shift=PIXELS and views=NUMBER"),
+        ("shift", "LIP404", "takes flip, shift=PIXELS and views=NUMBER"),
+        ('"flip,shift:4"', "LIP404", "takes flip, shift=PIXELS and views=NUMBER"),
+        ("views=2", "LIP404", "names a change"),
+        ("shift=0", "LIP012", "`shift` must be a positive integer"),
+        ("flip, views=1.5", "LIP012", "`views` must be a positive integer"),
+        ("flip, shift=1, flip", "LIP013", "`flip` is set twice"),
+    ],
+)
+def test_wrong_augmentations_are_refused(wrong: str, code: str, message: str, tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, HEAD + "dense(2) }\ntrain { augment " + wrong + " }")
+    assert found.code == code
+    assert message in found.message
+    assert ("`flip`" in found.help) == (wrong in ("flop",))
+
+
 def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_path: Path) -> None:
     found = problems(tmp_path, HEAD + "dense(4)\n grupsort(2)\n dense(4)\n add(x, y)\n conv2d(3, kernle=2) }")
     lines = [(d.code, d.location.line if d.location else None) for d in found]
