@@ -38,11 +38,11 @@ from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 HERE = run_path(str(Path(__file__).with_name("distributed_training.py")))
-Net, Wide, Training, Recording, make_loader, sharded, weights, whole, SIZE, BATCH = (
+Net, Wide, Training, Recording, make_loader, sharded, three_views, weights, whole, SIZE, BATCH = (
     HERE[name]
     for name in (
         *("Net", "Wide", "Training", "Recording"),
-        *("make_loader", "sharded", "weights", "whole", "SIZE", "BATCH"),
+        *("make_loader", "sharded", "three_views", "weights", "whole", "SIZE", "BATCH"),
     )
 )
 KINDS = ("ours", "ddp", "fsdp")
@@ -51,14 +51,13 @@ KINDS = ("ours", "ddp", "fsdp")
 # --- scenarios ---
 
 
-def summed(kind: str, net: Any = Net) -> Any:
+def summed(kind: str, net: Any = Net, **options: Any) -> Any:
     """Hardly any noise: what is released is the sum over the batch.
 
     Without slack, as shards are: they are certified in full at every step.
     """
-    training = Training(
-        kind, net=net, noise_multiplier=1e-9, seed=7, max_physical_batch=1, slack=0.0, by_layer=net is not Tied
-    )
+    options |= {"noise_multiplier": 1e-9, "seed": 7, "max_physical_batch": 1, "slack": 0.0}
+    training = Training(kind, net=net, by_layer=net is not Tied, **options)
     training.train()
     return training.result()
 
@@ -140,6 +139,7 @@ class Mixed(Net):  # type: ignore[misc, valid-type]
 
 
 CLIPPED = {"clipped": Clipped, "flat": Flat, "tied": Tied, "mixed": Mixed}
+VIEWED = {"clipped": Clipped, "flat": Flat, "mixed": Mixed, "proved": Net}  # with several views of an example
 
 
 def tied_by_layer() -> str:
@@ -532,6 +532,11 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         **{f"correlated {kind}": partial(correlated, kind) for kind in ("ours", "fsdp")},
         **{f"fault mean {kind}": partial(a_mean_for_a_sum, kind) for kind in ("ours", "fsdp")},
         **{f"{name} {kind}": partial(summed, kind, net) for name, net in CLIPPED.items() for kind in KINDS},
+        **{
+            f"views {name} {kind}": partial(summed, kind, net, views=three_views)
+            for name, net in VIEWED.items()
+            for kind in KINDS
+        },
         "tied by layer": tied_by_layer,
         **{f"quantiles {kind}": partial(clipped_at_quantiles, kind) for kind in KINDS},
         **{f"recomputed {net.__name__}": partial(recomputed, "fsdp", net) for net in (Net, Clipped, Flat)},

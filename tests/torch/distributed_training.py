@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -48,6 +49,11 @@ def weights(module: Any) -> dict[str, Tensor]:
     return {name: whole(parameter).clone() for name, parameter in module.named_parameters()}
 
 
+def three_views(x: Tensor) -> Tensor:
+    """Return views [B, 3, 4] of examples [B, 4]: themselves, turned round, and halved."""
+    return torch.stack([x, x.flip(1), 0.5 * x], dim=1)
+
+
 class Training:
     """A module under an engine: `inner` is the emitted module, `outer` what is called.
 
@@ -59,7 +65,7 @@ class Training:
         torch.manual_seed(0 if kind == "fsdp" or alone else dist.get_rank())
         self.inner = self.outer = net()
         self.inner.projection_slack = options.pop("slack", self.inner.projection_slack)
-        by_layer = options.pop("by_layer", True)
+        by_layer, self.views = options.pop("by_layer", True), options.pop("views", None)
         if kind == "fsdp" and not alone:
             for layer in list(self.inner.children())[:-1] if by_layer else ():
                 sharded(layer)
@@ -75,7 +81,9 @@ class Training:
         self.outer, self.optimizer, self.loader = private
 
     def backward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
-        (scale * self.inner.criterion(self.outer(x), y)).backward()
+        with self.inner.on_views() if self.views else nullcontext():
+            output = self.outer(self.views(x) if self.views else x)
+        (scale * self.inner.criterion(output, y)).backward()
 
     def train(self, epochs: int = 1) -> None:
         for _ in range(epochs):

@@ -121,12 +121,12 @@ def test_gradients_clipped_one_by_one_are_summed_alike(run: Run) -> None:
 
 
 @cache
-def clipped_alone(net: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+def clipped_alone(net: Any, views: Any = None) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """Training with bounds by clip in this process, and the sums of gradients clipped by hand at each step."""
-    training, sums = HERE["Training"](net=net, noise_multiplier=1e-9, seed=7, slack=0.0), []
+    training, sums = HERE["Training"](net=net, noise_multiplier=1e-9, seed=7, slack=0.0, views=views), []
     for x, y in training.loader:
         zero = {name: torch.zeros_like(p) for name, p in training.inner.named_parameters()}
-        sums.append(expected(training.inner, x, y) if len(x) else zero)
+        sums.append(expected(training.inner, views(x) if views else x, y) if len(x) else zero)
         training.backward(x, y)
         training.optimizer.step()
     return training.result(), sums
@@ -137,12 +137,28 @@ def clipped_alone(net: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
 def test_clips_in_the_backward_pass_are_those_of_examples_whoever_has_them(run: Run, net: str, kind: str) -> None:
     alone, sums = clipped_alone(HERE["CLIPPED"][net])
     assert max(float(one["inner.weight"].norm()) for one in sums) > 0.05
+    assert_clipped_by_hand(alone, sums)
+    for found in run[f"{net} {kind}"]:
+        assert_same_training(found, alone)
+
+
+def assert_clipped_by_hand(alone: Any, sums: list[dict[str, torch.Tensor]]) -> None:
     for step, by_hand in zip(alone["seen"], sums, strict=True):
         for name, gradient in zip(alone["weights"], step, strict=True):
             if name in by_hand:  # the rest has a theorem
                 torch.testing.assert_close(gradient.double(), by_hand[name].double(), atol=1e-6, rtol=1e-5)
-    for found in run[f"{net} {kind}"]:
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("net", ["clipped", "flat", "mixed", "proved"])
+def test_views_of_an_example_are_averaged_before_its_clip_whoever_has_it(run: Run, net: str, kind: str) -> None:
+    alone, sums = clipped_alone(HERE["VIEWED"][net], HERE["three_views"])
+    assert_clipped_by_hand(alone, sums)
+    plain = HERE["summed"]("ours", HERE["VIEWED"][net])
+    for found in run[f"views {net} {kind}"]:
         assert_same_training(found, alone)
+        with pytest.raises(AssertionError):  # the comparison can tell
+            assert_same_training(found, plain)
 
 
 @pytest.mark.parametrize("kind", KINDS)
