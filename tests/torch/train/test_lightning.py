@@ -113,6 +113,53 @@ def test_it_is_the_training_of_the_plain_loop(kind: Any, how: Any, tmp_path: Pat
         assert torch.equal(value, weights(model.net)[name])
 
 
+def viewed(net: Any, x: torch.Tensor) -> Any:
+    """Return the outputs of three views of each example."""
+    with net.on_views():
+        return net(torch.stack([x, x.flip(1), 0.5 * x], dim=1))
+
+
+class Viewed(Lit):
+    def training_step(self, batch: Any, _: int) -> Any:
+        x, y = batch
+        return self.net.criterion(viewed(self.net, x), y)
+
+
+class Clipped(Net):  # type: ignore[misc, valid-type]
+    """As `bounds clip` compiles it."""
+
+    clips = (ClipGroup("all", tuple(Net.bounds), 0.1),)
+    bounds = dict.fromkeys(Net.bounds, 0.1)
+
+
+@pytest.mark.parametrize("net", [Net, Clipped], ids=["theorem", "clip"])
+def test_views_train_as_in_the_plain_loop(net: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Viewed()
+    model.net, own, plain = net(), net(), net()
+    own.load_state_dict(model.net.state_dict())
+    plain.load_state_dict(model.net.state_dict())
+    with pytest.warns(SeededWarning):
+        trainer(private(seed=3), tmp_path, epochs=1).fit(model, make_loader(200, 20))
+    for module, outputs in ((own, viewed), (plain, lambda module, x: module(x))):
+        with pytest.warns(SeededWarning):
+            _, optimizer, loader = PrivacyEngine("rdp").make_private_with_epsilon(
+                module=module,
+                optimizer=SGD(module.parameters(), 0.1),
+                data_loader=make_loader(200, 20),
+                epochs=1,
+                seed=3,
+                **BUDGET,
+            )
+        for x, y in loader:
+            optimizer.zero_grad()
+            module.criterion(outputs(module, x), y).backward()
+            optimizer.step()
+    for name, value in weights(own).items():
+        assert torch.equal(value, weights(model.net)[name])
+    assert any(not torch.equal(value, weights(own)[name]) for name, value in weights(plain).items())
+
+
 @pytest.mark.filterwarnings("ignore:covering the rounding error")  # in bfloat16 it takes more noise
 @pytest.mark.parametrize("kind", [Lit, ByHand])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
@@ -120,11 +167,6 @@ def test_bounds_by_clip_train_in_any_precision(kind: Any, precision: Any, tmp_pa
     """Hardly any noise: a gradient is Σ of at most b + 8·√b + 16 examples of length C = 0.1, over b."""
     torch.manual_seed(0)
     model, lengths = kind(), []
-
-    class Clipped(Net):  # type: ignore[misc, valid-type]
-        clips = (ClipGroup("all", tuple(Net.bounds), 0.1),)
-        bounds = dict.fromkeys(Net.bounds, 0.1)
-
     model.net = Clipped()
 
     def configure_optimizers() -> Any:
