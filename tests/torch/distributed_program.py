@@ -187,7 +187,7 @@ def clipped_at_quantiles(kind: str) -> Any:
     return {**training.result(), "lengths": lengths}
 
 
-def clipped_one_by_one() -> dict[str, Any]:
+def clipped_one_by_one(views: Any = None) -> dict[str, Any]:
     torch.manual_seed(0)
     module, engine = Net(), PrivacyEngine()
     plain = Recording(module.parameters())
@@ -196,8 +196,9 @@ def clipped_one_by_one() -> dict[str, Any]:
         options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1e-9, "clipping": 0.1, "seed": 7}
         private: tuple[Any, Any, Any] = engine.make_private_by_clipping(module=module, optimizer=plain, **options)
         clipped, optimizer, loader = private
+    clipped.takes_views = views is not None
     for x, y in loader:
-        clipped.backward(x, y)
+        clipped.backward(views(x) if views else x, y)
         optimizer.step()
     return {"weights": weights(module), "seen": plain.seen}
 
@@ -547,6 +548,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "unseeded": partial(noisy, "fsdp", seed=None),
         "secure": partial(noisy, "fsdp", seed=None, secure=True),
         "one by one": clipped_one_by_one,
+        "views one by one": partial(clipped_one_by_one, three_views),
         "scaled": one_rank_scales_its_loss,
         **{f"penalty {kind}": partial(a_penalty_on_all_ranks, kind) for kind in ("ours", "ddp", "fsdp")},
         **{

@@ -9,7 +9,8 @@ size, not by the size of the batch, which is private.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,9 +59,11 @@ class ClippedGradients:
             noise (`noise.mechanism.allocate`): `{"*": 0.1}` clips every parameter's part to 0.1.
         normaliser: b, the expected batch size.
         per_example_loss: of a module that has none; called with one example at a time.
-        chunk_size: examples whose gradients are held at once; None: as many as make some million numbers.
+        chunk_size: examples whose gradients are held at once; of several views each counts. None: as many as make
+            some million numbers.
 
     Attributes:
+        takes_views: `backward` is given views of examples; see `on_views`.
         examples: how many examples have gone in since `reset`.
         masks: the secret seeds of the training, see there.
 
@@ -100,6 +103,7 @@ class ClippedGradients:
         self._chunk_size = chunk_size or self._fitting_chunk()
         self._sums: dict[str, Tensor] = {}
         self._compared = False
+        self.takes_views = False
         self.masks = Masks(wanted=False)
         self._check_module()
         if isinstance(module, LipschitzModule):
@@ -138,11 +142,25 @@ class ClippedGradients:
             )
         return {name: noise_multiplier * length for name, length in self._lengths.items()}
 
+    @contextmanager
+    def on_views(self) -> Iterator[None]:
+        """Within this context each example is several views, as of an image that was changed at random: `backward`
+        takes [B, V, …] and clips the gradient of the mean of their losses, once for each example.
+
+        Formal guarantees: the bounds are those of one view, and views cost no privacy, provided that those of an
+        example are made of this example alone.
+        """
+        self.takes_views = True
+        try:
+            yield
+        finally:
+            self.takes_views = False
+
     def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Add the clipped gradients of these examples to those since `reset`, and put the sum over b into `.grad`.
 
         Args:
-            inputs: [B, …], B may be 0.
+            inputs: [B, …], B may be 0; views [B, V, …] within `on_views`.
             targets: [B, …].
 
         Returns:
@@ -150,16 +168,20 @@ class ClippedGradients:
 
         Raises:
             PrivacyError: the module mixes examples, or its parameters or its mode have changed.
-            ValueError: inputs and targets of different numbers.
+            ValueError: inputs and targets of different numbers, or no views where they are expected.
         """
         if len(inputs) != len(targets):
             raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: each example needs one target")
+        views = inputs if self.takes_views else inputs[:, None]
+        if views.dim() < 2 or not views.shape[1]:
+            raise ValueError(f"expected views [B, V, …], got {tuple(inputs.shape)}")
         self._check_module()
         self.masks.check()
         total, sums = torch.zeros((), device=inputs.device), self._sums
-        for start in range(0, len(inputs), self._chunk_size):
-            chunk = slice(start, start + self._chunk_size)
-            loss, gradients = self._per_example_gradients(inputs[chunk], targets[chunk])
+        size = max(self._chunk_size // views.shape[1], 1)
+        for start in range(0, len(inputs), size):
+            chunk = slice(start, start + size)
+            loss, gradients = self._per_example_gradients(views[chunk], targets[chunk])
             sums = self._added(sums, gradients)
             total = total + loss
         # All at once: a piece that fails on its way and is tried again must not count twice.
@@ -181,7 +203,12 @@ class ClippedGradients:
     # --- per-example gradients ---
 
     def _per_example_gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum of losses over b, and the gradient of each one's loss over b, [B, *parameter]."""
+        """Return the sum of losses over b, and the gradient of each one's loss over b, [B, *parameter].
+
+        Args:
+            inputs: views [B, V, …]; V is 1 of what has none.
+            targets: [B, …].
+        """
         with torch.enable_grad():
             copies = {
                 name: parameter.detach().expand(len(inputs), *parameter.shape).requires_grad_()
@@ -199,42 +226,47 @@ class ClippedGradients:
         return total.detach(), gradients
 
     def _outputs(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs [B, …] of examples alone, each from parameters of its own."""
+        """Return the outputs of examples alone, each from parameters of its own: a row for each view [B·V, …]; of
+        a compiled module as its criterion takes them.
+        """
+        rows = inputs.flatten(0, 1)
         if isinstance(self.module, LipschitzModule):
             if self.module.input_tokens:
-                self._run_together(inputs)
-            with self.module.gate.bypassed():
-                outputs = self._alone(copies, inputs)
-            return self.module.release(outputs)
-        together = self._run_together(inputs)
+                self._run_together(rows)
+            with self.module.given_rows(inputs.shape[1] if self.takes_views else None):
+                with self.module.gate.bypassed():
+                    outputs = self._alone(copies, inputs)
+                return self.module.release(outputs)
+        together = self._run_together(rows)
         outputs = self._alone(copies, inputs)
-        self._check_alone(inputs, together, outputs.detach())
+        self._check_alone(rows, together, outputs.detach())
         return outputs
 
     def _alone(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        def run(parameters: dict[str, Tensor], example: Tensor) -> Tensor:
-            output: Tensor = functional_call(self.module, parameters, (example[None],))
-            return output[0]
+        def run(parameters: dict[str, Tensor], views: Tensor) -> Tensor:
+            output: Tensor = functional_call(self.module, parameters, (views,))
+            return output
 
         with forgetting(self.module), Tables():
-            return vmap(run, randomness="different")(copies, inputs)
+            return vmap(run, randomness="different")(copies, inputs).flatten(0, 1)
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of losses over b, 0-dim."""
+        """Return the sum of losses over b, 0-dim; of an example the mean over its views."""
         if isinstance(self.module, LipschitzModule):
             if self.module.normaliser != self.normaliser:
                 raise PrivacyError(f"the module's normaliser is {self.module.normaliser}, not {self.normaliser}")
             return self.module.criterion(outputs, targets)
         loss: Any = self._loss
+        views = len(outputs) // len(targets)
         losses: Tensor = vmap(lambda output, target: loss(output[None], target[None]), randomness="different")(
-            outputs, targets
+            outputs, targets.repeat_interleave(views, 0)
         )
         if losses.numel() != len(outputs):
             raise PrivacyError(
                 f"the loss of one example has shape {tuple(losses.shape[1:])}: per_example_loss returns one "
                 "number for each example, [B], e.g. cross_entropy with reduction='none'"
             )
-        return losses.sum() / self.normaliser
+        return losses.sum() / (self.normaliser * views)
 
     # --- clipping ---
 
@@ -368,7 +400,7 @@ class ClippedGradients:
 
         def summed() -> list[Tensor]:
             with torch.enable_grad(), forgetting(self.module):
-                total = self._total(self.module(inputs), targets)
+                total = self._total(self.module(inputs.flatten(0, 1)), targets)
                 sums = torch.autograd.grad(
                     total, list(self._parameters.values()), allow_unused=True, materialize_grads=True
                 )

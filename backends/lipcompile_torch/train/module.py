@@ -177,6 +177,17 @@ class LipschitzModule(nn.Module):
         finally:
             self.takes_views = False
 
+    @contextmanager
+    def given_rows(self, views: int | None) -> Iterator[None]:
+        """Within this context the passes that leave the gate aside take a row for each of so many views of an
+        example, and :meth:`release` their outputs; None: rows are examples.
+        """
+        self._views = views
+        try:
+            yield
+        finally:
+            self._views = None
+
     def clip_features(self, x: Tensor) -> Tensor:
         """Return features [B, *features_shape], in the parameters' dtype, each clipped to ``features_norm``.
 
@@ -223,7 +234,7 @@ class LipschitzModule(nn.Module):
             raise RuntimeError(OVERLAP)
         entered = self.gate.aliases.entered(self._checked(), views or 1) if watched else nullcontext()
         self.gate.running += 1
-        self._views = views
+        before, self._views = self._views, self._views if self.gate.aside else views
         try:
             with entered as rows, self._without_grad_warning():
                 if rows is not None:
@@ -236,7 +247,7 @@ class LipschitzModule(nn.Module):
             return output if hasattr(output, "passage") else self.release(output)
         finally:
             self.gate.running -= 1
-            self._views = None
+            self._views = before
 
     def _views_of(self, inputs: Iterable[Any]) -> int | None:
         """Return V of views [B, V, *example], or None if the module takes examples.

@@ -154,6 +154,90 @@ def test_a_compiled_module_has_its_own_loss_and_inner_clipping() -> None:
     assert not module.gate.aside
 
 
+def averaged(
+    module: Any, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+) -> list[dict[str, Tensor]]:
+    """Return the mean gradient of the V views of each example [B, V, …], by a backward pass for each view."""
+    views = x.shape[1]
+    alone = looped(module, x.flatten(0, 1), y.repeat_interleave(views, 0), loss)
+    groups = [alone[start : start + views] for start in range(0, len(alone), views)]
+    return [{name: sum(one[name] for one in group) / views for name in group[0]} for group in groups]  # type: ignore[misc]
+
+
+def words(count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, 9, (count, 5), generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+
+def of_words() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten(), nn.Linear(20, 3)).double()
+
+
+@pytest.mark.parametrize(
+    ("build", "examples"),
+    [(convolutions, images), (perceptron, images), (of_words, words)],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("chunk_size", [None, 1, 7])
+def test_the_mean_gradient_of_views_is_clipped_once(
+    build: Any, examples: Any, flat: bool, chunk_size: int | None
+) -> None:
+    module, (x, y) = build(), examples(24)
+    x, y = x.unflatten(0, (8, 3)), y[:8]
+    means = averaged(module, x, y, cross_entropy)
+    middle = sorted(map(length, means))[4]  # so that some are clipped, and some are not
+    if flat:
+        expected = summed(means, lambda parts, _: min(1.0, middle / length(parts)) / 7)
+    else:
+        expected = summed(means, lambda parts, name: min(1.0, 0.3 / max(1e-30, float(parts[name].norm()))) / 7)
+    clipping: Any = middle if flat else {"*": 0.3}
+    sums = clipped(module, clipping, normaliser=7.0, chunk_size=chunk_size)
+    with sums.on_views():
+        sums.backward(x[:3], y[:3])
+        value = sums.backward(x[3:], y[3:])
+    assert_close(gradient(module), expected)
+    assert sums.examples == 8
+    losses = cross_entropy(module(x[3:].flatten(0, 1)), y[3:].repeat_interleave(3))
+    assert float(value) == pytest.approx(float(losses.mean().detach()) * 5 / 7)
+    sums.backward(x[:, 0], y)  # examples again
+
+
+def test_views_of_a_compiled_module_share_its_inner_clip() -> None:
+    class Inner(Net):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.inner(self.clip_input(x)))
+            output: Tensor = self.release(self.clip_gradient(self.outer(hidden), 0.3))
+            return output
+
+    torch.manual_seed(0)
+    module, (x, y) = Inner().double(), vectors(20)
+    module.normaliser, x, y = 5.0, x.reshape(5, 4, 4), y[:5]
+    means = averaged(module, x, y, lambda output, target: module.criterion(output, target))
+    expected = summed(means, lambda parts, _: min(1.0, 0.2 / 5 / length(parts)))
+    module.gate.reset()
+    sums = clipped(module, 0.2, normaliser=5.0, chunk_size=6)
+    with sums.on_views():
+        value = sums.backward(x, y)
+    losses = module.per_example_loss(module(x.flatten(0, 1)), y.repeat_interleave(4))
+    assert float(value) == pytest.approx(float(losses.mean().detach()))
+    assert_close(gradient(module), expected)
+    assert module.gate.examples == 5
+    assert module(x[:, 0]).shape == (5, 3)
+
+
+def test_views_that_are_none_or_mixed_are_refused() -> None:
+    x, y = vectors(6, torch.float32)
+    sums = clipped(nn.Linear(4, 3), 1.0)
+    for wrong in (x[:, 0], x[:, None][:, :0]):
+        with sums.on_views(), pytest.raises(ValueError, match=r"expected views \[B, V, …\], got \(6,"):
+            sums.backward(wrong, y)
+    mixing = clipped(Centred(4, 3), 1.0)
+    with mixing.on_views(), pytest.raises(PrivacyError, match="depends on the other examples"):
+        mixing.backward(x.reshape(2, 3, 4), y[:2])
+
+
 @pytest.mark.parametrize("build", [convolutions, perceptron])
 def test_per_example_gradients_are_those_of_opacus(build: Callable[[], nn.Module]) -> None:
     with warnings.catch_warnings():

@@ -115,9 +115,10 @@ def test_a_mean_in_place_of_the_sum_would_show(run: Run, alone: Any, kind: str) 
 
 
 def test_gradients_clipped_one_by_one_are_summed_alike(run: Run) -> None:
-    expected = HERE["clipped_one_by_one"]()
-    for found in run["one by one"]:
-        assert_same_training(found, expected)
+    for scenario, views in (("one by one", ()), ("views one by one", (HERE["three_views"],))):
+        expected = HERE["clipped_one_by_one"](*views)
+        for found in run[scenario]:
+            assert_same_training(found, expected)
 
 
 @cache
