@@ -114,7 +114,11 @@ if TYPE_CHECKING:
     "example is the mean over its views; this costs no ε, and time for each view.",
 )
 @click.option("--views", type=click.IntRange(1), help="Views of each example with --augment; 4 by default.")
-@click.option("--max-physical-batch", type=click.IntRange(1), help="Largest number of examples computed at once.")
+@click.option(
+    "--max-physical-batch",
+    type=click.IntRange(1),
+    help="Largest number of examples computed at once; each view counts.",
+)
 @click.option(
     "--fixed-shape",
     is_flag=True,

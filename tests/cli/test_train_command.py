@@ -22,6 +22,7 @@ from lipcompile_privacy.accounting import (
     epsilon,
 )
 from lipcompile_torch.train.ledger import LedgerRecord, read_ledger
+from lipcompile_torch.train.module import LipschitzModule
 
 from lipcompile import __main__
 from lipcompile.cli.shared.progress import Watch
@@ -187,14 +188,18 @@ def test_secure_noise_clips_and_pieces(capsys: Capture) -> None:
     assert "leave the seed out" in refused("--secure --seed 1", capsys)
 
 
-IMAGES = """model m { input x: tensor[1, 6, 6]; conv2d(4, kernel=3); relu; flatten; dense(2); loss cross_entropy }
-train { bounds clip }"""
+IMAGES = "model m { input x: tensor[1, 6, 6]; conv2d(4, kernel=3); relu; flatten; dense(2); loss cross_entropy }"
+
+
+def write_images(more: str = "") -> None:
+    """Write images of two classes, and a model of them whose gradients are clipped."""
+    x, y = np.random.default_rng(0).standard_normal((40, 1, 6, 6)), np.arange(40) % 2
+    np.savez("data.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+    Path("model.lip").write_text(f"{IMAGES}\ntrain {{ bounds clip {more} }}")
 
 
 def test_views_of_images_cost_no_epsilon_and_belong_to_the_run(capsys: Capture) -> None:
-    x, y = np.random.default_rng(0).standard_normal((40, 1, 6, 6)), np.arange(40) % 2
-    np.savez("data.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
-    Path("model.lip").write_text(IMAGES)
+    write_images()
     said = "--epsilon 20 --delta 1e-3 --epochs 2 --batch-size 10 --max-physical-batch 6"
     views = train(f"{said} --augment flip,shift:1 --views 3")
     again = f"train model.lip --data data.npz --output run --accountant rdp {said} --resume"
@@ -211,9 +216,7 @@ def test_views_of_images_cost_no_epsilon_and_belong_to_the_run(capsys: Capture) 
 
 
 def test_views_of_the_train_block_give_way_to_options(capsys: Capture) -> None:
-    x, y = np.random.default_rng(0).standard_normal((40, 1, 6, 6)), np.arange(40) % 2
-    np.savez("data.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
-    Path("model.lip").write_text(IMAGES.replace("bounds clip", "bounds clip augment flip, shift=1, views=3"))
+    write_images("augment flip, shift=1, views=3")
     said = "--epsilon 20 --delta 1e-3 --epochs 1 --batch-size 20"
     wanted = {"": ("flip,shift:1", 3), "--views 2": ("flip,shift:1", 2), "--augment shift:2": ("shift:2", 3)}
     for number, (options, found) in enumerate({**wanted, "--augment none": (None, 3)}.items()):
@@ -222,6 +225,25 @@ def test_views_of_the_train_block_give_way_to_options(capsys: Capture) -> None:
         assert (settings["augment"], settings["views"]) == found
         Path("run").rename(f"run {number}")
     assert "--views says how often --augment" in refused(f"{said} --augment none --views 2", capsys)
+
+
+@pytest.mark.parametrize(("most", "rows"), [(6, 6), (7, 6), (2, 3)])
+def test_views_count_among_what_is_computed_at_once(most: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example is never cut: its three views are computed together even where that is more than was asked for.
+
+    A batch of two examples or more is drawn in all but 1e-20 of runs.
+    """
+    seen, plain = [], LipschitzModule.clip_input
+
+    def clip_input(self: LipschitzModule, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            seen.append(len(x))
+        return plain(self, x)
+
+    monkeypatch.setattr(LipschitzModule, "clip_input", clip_input)
+    write_images(f"augment flip physical_batch {most}")
+    train("--epsilon 20 --delta 1e-3 --epochs 1 --batch-size 20 --views 3")
+    assert max(seen) == rows
 
 
 @pytest.mark.parametrize(("text", "message"), [("rotate", "neither flip nor shift"), ("flip", "only images")])

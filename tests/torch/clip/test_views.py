@@ -10,6 +10,7 @@ import pytest
 import torch
 from lipcompile_torch.train.loss_clipping import clip_cotangents
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 from tests.torch.clip_nets import NETWORKS, B, batch, clipped, model, outputs
 
@@ -134,6 +135,22 @@ def test_an_own_loss_of_views_is_refused(tmp_path: Path) -> None:
     output = outputs(module, x)
     F.cross_entropy(output.flatten(0, 1), y.repeat_interleave(3), reduction="sum").backward()  # type: ignore[no-untyped-call]
     assert float(module.gate.foreign) == math.inf
+
+
+def test_activations_of_views_are_computed_again_within_the_block(tmp_path: Path) -> None:
+    module = model(NETWORKS["images"], tmp_path)
+    x, y = batch(module, views=(3,))
+    wanted = clipped(module, x, y)
+    module.gate.reset()
+    module.zero_grad()
+    with module.on_views():
+        module.criterion(checkpoint(module, x, use_reentrant=False), y).backward()
+    assert not module.gate.foreign
+    assert all(torch.equal(module.get_parameter(name).grad, wanted[name]) for name in wanted)
+    with module.on_views():
+        output = checkpoint(module, x, use_reentrant=False)
+    with pytest.raises(ValueError, match="expected inputs of shape"):
+        module.criterion(output, y).backward()
 
 
 def test_a_compiled_module_takes_views(tmp_path: Path) -> None:
