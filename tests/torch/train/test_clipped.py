@@ -227,6 +227,21 @@ def test_views_of_a_compiled_module_share_its_inner_clip() -> None:
     assert module(x[:, 0]).shape == (5, 3)
 
 
+def test_an_example_may_be_one_token_and_have_views() -> None:
+    torch.manual_seed(0)
+    module, x, y = nn.Embedding(5, 3).double(), torch.tensor([[0, 1], [2, 4], [3, 3]]), torch.tensor([0, 2, 1])
+    expected = summed(averaged(module, x, y, cross_entropy), lambda parts, _: min(1.0, 0.5 / length(parts)))
+    sums = clipped(module, 0.5)
+    with sums.on_views():
+        sums.backward(x, y)
+    assert_close(gradient(module), expected)
+    sums.reset()
+    sums.backward(x[:, 0], y)
+    alone = looped(module, x[:, 0], y, cross_entropy)
+    sums.deposit_()
+    assert_close(gradient(module), summed(alone, lambda parts, _: min(1.0, 0.5 / length(parts))))
+
+
 def test_views_that_are_none_or_mixed_are_refused() -> None:
     x, y = vectors(6, torch.float32)
     sums = clipped(nn.Linear(4, 3), 1.0)
