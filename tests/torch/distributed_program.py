@@ -369,7 +369,7 @@ def one_rank_asks_for_less_noise() -> str:
 
 def one_rank_correlates_its_noise_differently() -> str:
     """Each parameter alone would be covered, but not two at once: their worst steps are others."""
-    strategy = BandedToeplitz((1.0, 0.9, 0.8)[: 3 - dist.get_rank()], SIZE // BATCH, Cyclic(3))
+    strategy = BandedToeplitz((1.0, 0.9, 0.8)[: max(3 - dist.get_rank(), 1)], SIZE // BATCH, Cyclic(3))
     return message(lambda: Training(correlation=strategy, max_steps=strategy.steps))
 
 
