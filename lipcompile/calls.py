@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from lipcompile import pipeline
 from lipcompile.analysis.clips import Source
 from lipcompile.core.backend import find, instantiate
 from lipcompile.diagnostics import InputError, Severity, input_error, told
-from lipcompile.frontends.options import ModelOptions, model_options, parse_number
+from lipcompile.frontends.options import Loaded, ModelOptions, model_options, parse_number
 from lipcompile.frontends.repairs import BatchNorm, Repairs
 from lipcompile.ops.registry import load_plugins
 
@@ -78,7 +78,7 @@ def private(
     """
     chosen = model_options(loss=loss, bounds=bounds, **options)
     try:
-        derivation, text = _emitted(module, example, chosen, verify=verify_import)
+        _, derivation, text = _emitted(module, example, chosen, verify=verify_import)
     except InputError as error:
         raise error if bounds == "theorem" else _with_whole_gradients(error) from None
     return instantiate(Path(f"{derivation.source.name}.py"), text)
@@ -128,7 +128,7 @@ def compile(  # noqa: A001  (the name of the command)
     """
     chosen = model_options(loss=loss, bounds=bounds, **options)
     path = Path(output)
-    path.write_text(_emitted(model, example, chosen, verify=verify_import)[1], encoding="utf-8")
+    path.write_text(_emitted(model, example, chosen, verify=verify_import)[2], encoding="utf-8")
     return path
 
 
@@ -139,7 +139,7 @@ def train(
     *,
     epsilon: float,
     delta: float,
-    epochs: int = 20,
+    epochs: int | None = None,
     batch_size: int | None = None,
     example: Example | None = None,
     loss: str | None = None,
@@ -148,7 +148,7 @@ def train(
     how: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Train privately to a budget, as `lipcompile train` does.
+    """Train privately to a budget, as `lipcompile train` does; the `train` block of a .lip file holds as well.
 
     Args:
         model, loss, bounds, verify_import, options: see `compile`.
@@ -159,8 +159,8 @@ def train(
         output: folder for model.py, checkpoint.pt and ledger.jsonl. One with a run is refused, unless `how` says
             resume=True.
         epsilon, delta: the budget.
-        epochs, batch_size: as on the command line, with its defaults.
-        how: further fields of `lipcompile_torch.train.training.TrainConfig`.
+        epochs, batch_size: as on the command line; None: those of the `train` block, or the defaults.
+        how: further fields of `lipcompile_torch.train.training.TrainConfig`, which win over the `train` block.
 
     Returns:
         `lipcompile_torch.train.training.TrainResult`: accuracy, ε, steps, and the files.
@@ -180,7 +180,7 @@ def train(
         True
     """
     from lipcompile.cli.shared.inputs import checked
-    from lipcompile.cli.shared.settings import defaults_of
+    from lipcompile.cli.shared.settings import configured, defaults_of, planned
     from lipcompile.cli.shared.training import check_targets, default_batch, text_of_run
 
     backend = find()
@@ -190,7 +190,7 @@ def train(
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
     shape = example if example is not None else np.shape(inputs)[1:]
     chosen = model_options(loss=loss, bounds=bounds, **options)
-    derivation, text = _emitted(model, shape, chosen, verify=verify_import)
+    loaded, derivation, text = _emitted(model, shape, chosen, verify=verify_import)
     assert derivation.analysis is not None
     arrays = checked(data, derivation.analysis.graph, backend)
     folder = Path(output)
@@ -199,14 +199,11 @@ def train(
     check_targets(module, arrays)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(text, encoding="utf-8")
-    settings = {
-        **defaults_of(derivation),
-        "epsilon": epsilon,
-        "delta": delta,
-        "epochs": epochs,
-        "batch_size": batch_size or default_batch(derivation, len(arrays.x_train)),
-        **(how or {}),
-    }
+    said = {"epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size}
+    given = {name: value for name, value in said.items() if value is not None} | dict(how or {})
+    known = [field.name for field in fields(backend.training.TrainConfig)]
+    settings = configured(given, planned(loaded), defaults_of(derivation), known)
+    settings.setdefault("batch_size", default_batch(derivation, len(arrays.x_train)))
     return backend.training.train(module, arrays, backend.training.TrainConfig(output=folder, **settings))
 
 
@@ -336,8 +333,8 @@ def _shaped(model: str, example: Any, options: ModelOptions) -> ModelOptions:
 
 def _emitted(
     model: str | Module, example: Example | None, options: ModelOptions, *, verify: bool
-) -> tuple[Derivation, str]:
-    """Return the derivation of an accepted model, and its program; raises InputError."""
+) -> tuple[Loaded, Derivation, str]:
+    """Return an accepted model, its derivation and its program; raises InputError."""
     from lipcompile.cli.shared.settings import noise_strategy, planned, planned_training
     from lipcompile.cli.shared.verdicts import verified
 
@@ -360,4 +357,4 @@ def _emitted(
         compared = verified(loaded, derivation, find(), text)
         if not compared.ok:
             raise InputError(compared.diagnostics, derivation.source.text)
-    return derivation, text
+    return loaded, derivation, text

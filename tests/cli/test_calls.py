@@ -158,3 +158,39 @@ def test_an_import_is_compared_with_its_original(tmp_path: Path) -> None:
         lipcompile.compile(Exported(), path, example=[3], loss="cross_entropy", bounds="clip")
     assert not path.exists()
     lipcompile.private(Exported(), [3], bounds="clip", verify_import=False)
+
+
+BLOCK = """model m {
+    input x: tensor[4], norm <= 2
+    dense(8, clip=automatic) tanh dense(2, clip=automatic)
+    loss cross_entropy
+}
+train {
+    neighbours replace_one
+    sampling fixed_size(dataset=40, batch=8)
+    noise global
+    budget epsilon=2, delta=1e-3, epochs=2
+    optimizer sgd(lr=0.25, momentum=0.5)
+    schedule linear, average=0.5
+}"""
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.train.engine.SeededWarning")
+@pytest.mark.parametrize("how", [{}, {"neighbours": "add_remove", "sampling": "poisson", "schedule": "cosine"}])
+def test_a_train_block_holds_as_on_the_command_line(
+    how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.lip").write_text(BLOCK)
+    x, y, *test = data()
+    np.savez("data.npz", x_train=x, y_train=y, x_test=test[0], y_test=test[1])
+    options = [word for name, value in how.items() for word in (f"--{name}", value)]
+    torch.manual_seed(0)
+    run(["train", "m.lip", "--data", "data.npz", "--output", "command", "--seed", "1", *options])
+    torch.manual_seed(0)
+    lipcompile.train("m.lip", (x, y, *test), "call", epsilon=2, delta=1e-3, how={"seed": 1, **how})
+    ledgers = [read_ledger(Path(folder, "ledger.jsonl")) for folder in ("command", "call")]
+    assert {ledger.relation.value for ledger in ledgers} == {how.get("neighbours", "replace_one")}
+    assert ledgers[0].charges == ledgers[1].charges
+    states = [torch.load(f"{folder}/checkpoint.pt")["states"]["module"] for folder in ("command", "call")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0].keys() | states[1].keys())

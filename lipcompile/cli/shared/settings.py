@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lipcompile_privacy.errors import BudgetError, FactorisationError
@@ -87,6 +87,25 @@ def merged(given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[
     return {
         name: value if value is not None else plan.get(name, defaults.get(name)) for name, value in given.items()
     }
+
+
+def configured(
+    given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[str, Any], fields: Collection[str]
+) -> dict[str, Any]:
+    """Return the settings of a training by function: those given, else of the plan, else the defaults.
+
+    Args:
+        fields: names of settings of a training; others of a plan are of the model, or only for its estimates.
+
+    Raises:
+        InputError (LIP404): a sampling and a correlation that do not go together.
+    """
+    own = {name: value for name, value in plan.items() if name in fields}
+    if "correlation" in given:
+        own.pop("sampling", None)  # it was that of the plan's noise
+    settings = {**defaults, **own, **given}
+    sampling = resolved_sampling(settings.get("sampling"), settings.get("correlation"))
+    return settings | {"sampling": sampling}
 
 
 def noise_strategy(plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
