@@ -267,7 +267,9 @@ class Visitor:
             self.context.builder.diagnostics.append(found)
         if node.op_type in FOLDED_ALONE or self._is_separate(node):
             sources = self.context.parameters.sources(outputs)
-            results = [replace(result, sources=sources, moves=(), reused=False, entries=None) for result in results]
+            results = [
+                replace(result, sources=sources, moves=(), reused=False, entries=None) for result in results
+            ]
         if node.op_type == "Split" and operands[0] is not None:
             results = self._parts(node, operands[0], results)
         again = [len(self.context.readers.get(name, ())) > 1 for name in outputs]

@@ -527,7 +527,11 @@ PLACES = torch.arange(6)
         ((3, 6), lambda x, p: F.linear(x, torch.cat([p, p.flip(1)])), "linear.weight"),
         ((9, 6), lambda x, p: F.linear(x, p[[0, 1, 2, 3, 4, 0]]), "linear.weight"),
         ((6,), lambda x, p: F.linear(x, p[(PLACES[:, None] - PLACES) % 6]), "linear.weight"),
-        ((2,), lambda x, p: torch.cat([x[:, :2, None].mT, p.expand(len(x), 2, 2)], 1).flatten(1), "entries.tokens"),
+        (
+            (2,),
+            lambda x, p: torch.cat([x[:, :2, None].mT, p.expand(len(x), 2, 2)], 1).flatten(1),
+            "entries.tokens",
+        ),
         ((3,), lambda x, p: torch.cat([x[:, :3, None].mT, p.expand(len(x), 1, 3)], 1).flatten(1), None),
         ((6, 6), lambda x, p: F.linear(x, p.roll(1, 0)[:, PLACES.flip(0)]), None),
         ((), lambda x, p: x + p, None),
