@@ -70,9 +70,9 @@ def noisy(kind: str, **options: Any) -> Any:
 
 
 class Vast(Wide):  # type: ignore[misc, valid-type]
-    """Two million entries in six steps."""
+    """Three million entries in six steps."""
 
-    hidden = 2**15 + 7  # in uneven shards
+    hidden = 2**16 + 7  # in uneven shards
 
 
 class Squares(SGD):

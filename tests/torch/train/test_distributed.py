@@ -252,8 +252,8 @@ def test_owners_share_the_entries_evenly() -> None:
 
 def noise_of_the_analysis() -> float:
     """Return the standard deviation of a released entry; the network's bounds do not depend on its width."""
-    bounds = HERE["Wide"].bounds
-    return 1e4 * math.sqrt(sum(bound**2 for bound in bounds.values())) * (1 + rounding_slack(torch.float32)) / BATCH
+    whole = math.hypot(*HERE["Wide"].bounds.values())
+    return 1e4 * whole * (1 + rounding_slack(torch.float32)) / float(BATCH)
 
 
 def noise_ratios(found: Any) -> dict[str, tuple[float, int]]:
@@ -291,7 +291,7 @@ def test_the_variance_is_that_of_the_analysis_to_half_a_percent(run: Run, kind: 
     std = noise_of_the_analysis()
     for squares, n in run[f"squares {kind}"]:
         error = 6 * math.sqrt(2 / n)
-        assert error < 6e-3
+        assert error < 5e-3
         assert 1 - error < squares / n / std**2 < 1 + 2e-3 + error
 
 
