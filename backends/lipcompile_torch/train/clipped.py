@@ -167,7 +167,8 @@ class ClippedGradients:
             The sum of the examples' losses over b, 0-dim, detached, not private.
 
         Raises:
-            PrivacyError: the module mixes examples, or its parameters or its mode have changed.
+            PrivacyError: the module mixes examples, its parameters or its mode have changed, or `vmap` cannot run
+                it.
             ValueError: inputs and targets of different numbers, or no views where they are expected.
         """
         if len(inputs) != len(targets):
