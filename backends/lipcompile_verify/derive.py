@@ -262,6 +262,14 @@ def features(graph: Mapping[str, Any]) -> tuple[str, list[str]] | None:
 
     None if there is none.
     """
+    fixed = fixed_nodes(graph)
+    rest = [node for node in graph["nodes"] if node["name"] not in fixed]
+    found = {operand for node in rest for operand in node["inputs"]} - {node["name"] for node in rest}
+    return (found.pop(), fixed) if len(found) == 1 and found <= set(fixed) else None
+
+
+def fixed_nodes(graph: Mapping[str, Any]) -> list[str]:
+    """Return the nodes that no trained parameter and no chance reaches."""
     fixed: list[str] = []
     for node in graph["nodes"]:
         known = {graph["input"]["name"], *fixed}
@@ -269,9 +277,7 @@ def features(graph: Mapping[str, Any]) -> tuple[str, list[str]] | None:
         chance = {node["attributes"].get("probability", "0"), node["attributes"].get("dropout", "0")} != {"0"}
         if not trained and not chance and known.issuperset(node["inputs"]):
             fixed.append(node["name"])
-    rest = [node for node in graph["nodes"] if node["name"] not in fixed]
-    found = {operand for node in rest for operand in node["inputs"]} - {node["name"] for node in rest}
-    return (found.pop(), fixed) if len(found) == 1 and found <= set(fixed) else None
+    return fixed
 
 
 def head(graph: Mapping[str, Any], feature: str, fixed: Collection[str], norm: float) -> dict[str, Any]:

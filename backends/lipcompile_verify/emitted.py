@@ -22,7 +22,7 @@ from fractions import Fraction
 from itertools import islice, zip_longest
 from typing import Any
 
-from .derive import OUTWARD, head, last_dense
+from .derive import OUTWARD, fixed_nodes, head, last_dense
 from .document import ForeignError, canonical, parse
 from .spelling import HOLDERS, LAYERS, NODES, TIED, Use, clip, rounded, written
 
@@ -244,6 +244,9 @@ class _File:
             raise ForeignError(
                 "frozen_features", f"the trained part reads {sorted(outside)}, not only the features"
             )
+        moving = sorted(set(frozen) - set(fixed_nodes(self.graph)))
+        if moving:  # what is cached is drawn once, from seeds that nobody has made secret, and is never trained
+            raise ForeignError("frozen_features", f"chance or training changes {moving}")
         (feature,) = outside
         lines = [f"{self.source} = self.clip_input({self.source})", *(self.statements[name] for name in frozen)]
         _agree("frozen_features", found, [*lines, f"return {feature}"])

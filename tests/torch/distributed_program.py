@@ -69,6 +69,33 @@ def noisy(kind: str, **options: Any) -> Any:
     return training.result()
 
 
+class Vast(Wide):  # type: ignore[misc, valid-type]
+    """Three million entries in six steps."""
+
+    hidden = 2**16 + 7  # in uneven shards
+
+
+class Squares(SGD):
+    """Adds up the squares of the gradients it is given, whole, and keeps the weights."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.0)
+        self.squares: list[float] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        gradients = [whole(p.grad).double() for g in self.param_groups for p in g["params"]]
+        self.squares.append(float(sum(gradient.square().sum() for gradient in gradients)))
+        super().step(closure)
+
+
+def squares(kind: str) -> tuple[float, int]:
+    """Return the sum of squares of noise that drowns the gradient, and of how many entries."""
+    training = Training(kind, net=Vast, build=Squares, noise_multiplier=1e4, seed=4, slack=0.0)
+    training.train()
+    found = training.optimizer.optimizer.squares
+    return sum(found), len(found) * sum(weight.numel() for weight in weights(training.inner).values())
+
+
 def correlated(kind: str) -> dict[str, Any]:
     """Noise that is correlated from step to step, and what turns independent normals into it."""
     strategy = planned_strategy({"kind": "correlated", "bands": 3}, epochs=1, steps_per_epoch=SIZE // BATCH)
@@ -528,6 +555,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
     return {
         **{f"summed {kind}": partial(summed, kind) for kind in KINDS},
         **{f"noisy {kind}": partial(noisy, kind) for kind in KINDS},
+        **{f"squares {kind}": partial(squares, kind) for kind in KINDS},
         **{f"learned {kind} Net": partial(learned, kind, folder) for kind in ("ours", "fsdp")},
         "learned fsdp Clipped": partial(learned, "fsdp", folder, Clipped),
         **{f"correlated {kind}": partial(correlated, kind) for kind in ("ours", "fsdp")},

@@ -491,6 +491,21 @@ def test_the_frozen_part(tmp_path: Path) -> None:
     assert one.refusal(moved)
 
 
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [("dropout(0.5)", "h = F.dropout(t, 0.5, self.training)"), ("h = dense(5)", "h = self.h(t)")],
+)
+def test_what_is_cached_neither_draws_nor_learns(layer: str, line: str, tmp_path: Path) -> None:
+    """Masks of cached features come from seeds that may be known, so an example would move those behind it."""
+    one = of_text(tmp_path, FROZEN.replace("  late", f"  h = {layer.removeprefix('h = ')}\n  late"))
+    assert one.refusal() == ""
+    begun, rest = one.text.split("        return t\n")
+    moved = f"{begun}        {line}\n        return h\n{rest.replace(f'        {line}' + chr(10), '')}"
+    moved = moved.replace("t = self.clip_features(x) if", "h = self.clip_features(x) if")
+    assert line in one.text
+    assert "chance or training changes ['h']" in one.refusal(moved)
+
+
 def test_bounds_hold_for_the_derivation_not_for_the_claims(tmp_path: Path) -> None:
     one = of_text(tmp_path, CONV)
     lower = one.document["steps"]["parameters"][0]["gradient"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,3 +90,54 @@ class Tables(TorchFunctionMode):
 
 
 _EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+
+
+# --- what vmap cannot do ---
+
+_COMPILE = "lipcompile.private(module, example, bounds='clip')"
+_CAUSES = (
+    (
+        r"Batching rule not implemented for aten::(?:lstm|gru|rnn)",
+        "torch.func.vmap has no rule for LSTM, GRU and RNN layers",
+        f"compile the module with {_COMPILE}, which has rules for them, or loop over nn.GRUCell or nn.RNNCell",
+    ),
+    (
+        r"Batching rule not implemented for (aten::\w+)",
+        r"torch.func.vmap has no rule for \1",
+        f"compute the same by other operations, or compile the module with {_COMPILE}",
+    ),
+    (
+        r"must override the setup_context|may have escaped from inside a function being vmapped",
+        "torch.func.vmap runs no torch.utils.checkpoint, and no autograd function without setup_context",
+        "leave them out: chunk_size limits the memory that gradients take",
+    ),
+)
+
+
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Say which line of a module `vmap` cannot run, or cannot run backwards.
+
+    Raises:
+        PrivacyError: in the place of such an error of torch.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        for pattern, cause, help_line in _CAUSES:
+            found = re.search(pattern, str(error))
+            if found is not None:
+                message = f"each example passes the module by itself, but {found.expand(cause)}{_place(error)}"
+                raise PrivacyError(f"{message}: {help_line}") from error
+        raise
+
+
+_LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
+
+
+def _place(error: RuntimeError) -> str:
+    """Return the line of the user's that an error comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    own = [frame for frame in own if Path(frame.filename).is_file()]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -160,15 +160,23 @@ def _differences(module: LipschitzModule, document: Mapping[str, Any], proved: b
 
 
 def _clips(module: LipschitzModule, certified: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield groups of clips that are not the certified ones, or wider."""
-    claimed = {tuple(group["parameters"]): Fraction(group["length"]) for group in certified}
-    own = {tuple(group.parameters): group.length for group in module.clips}
+    """Yield groups of clips that are not the certified ones, or wider, or scale gradients by another rule."""
+    claimed = {tuple(group["parameters"]): group for group in certified}
+    own = {tuple(group.parameters): group for group in module.clips}
     if claimed.keys() != own.keys():
         yield "its clip groups contain other parameters than the certified ones"
         return
-    for names, length in own.items():
-        if length > claimed[names]:
-            yield f"the clip group of {names[0]} has length {length!r}, certified {claimed[names]}"
+    for names, group in own.items():
+        length, regulariser = claimed[names]["length"], claimed[names]["regulariser"]
+        if group.length > Fraction(length):
+            yield f"the clip group of {names[0]} has length {group.length!r}, certified {length}"
+        rule = None if regulariser is None else float(Fraction(regulariser))
+        if group.regulariser != rule:
+            yield f"the clip group of {names[0]} has {_rule(group.regulariser)}, certified {_rule(rule)}"
+
+
+def _rule(regulariser: float | None) -> str:
+    return "a fixed length" if regulariser is None else f"the automatic rule with {regulariser!r}"
 
 
 def _alterations(module: LipschitzModule) -> Iterator[str]:

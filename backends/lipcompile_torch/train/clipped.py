@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..certify.precision import rounding_slack, working_slack
-from ..clip.example_passes import Tables, forgetting, plain_tensors
+from ..clip.example_passes import Tables, explaining, forgetting, plain_tensors
 from ..clip.factors import Factors
 from ..devices import at_once
 from ..nn.functional import clip_scale, example_norms
@@ -167,7 +167,8 @@ class ClippedGradients:
             The sum of the examples' losses over b, 0-dim, detached, not private.
 
         Raises:
-            PrivacyError: the module mixes examples, or its parameters or its mode have changed.
+            PrivacyError: the module mixes examples, its parameters or its mode have changed, or `vmap` cannot run
+                it.
             ValueError: inputs and targets of different numbers, or no views where they are expected.
         """
         if len(inputs) != len(targets):
@@ -216,7 +217,8 @@ class ClippedGradients:
             }
             total = self._total(self._outputs(copies, inputs), targets)
             originals = list(self._parameters.values())
-            found = torch.autograd.grad(total, [*copies.values(), *originals], allow_unused=True)
+            with explaining():
+                found = torch.autograd.grad(total, [*copies.values(), *originals], allow_unused=True)
         self._check_ways(found[len(copies) :])
         gradients = {
             name: torch.zeros_like(rows) if one is None else one.to_dense() if one.is_sparse else one
@@ -247,7 +249,7 @@ class ClippedGradients:
             output: Tensor = functional_call(self.module, parameters, (views,))
             return output
 
-        with forgetting(self.module), Tables():
+        with explaining(), forgetting(self.module), Tables():
             return vmap(run, randomness="different")(copies, inputs).flatten(0, 1)
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
 from lipcompile.frontends.onnx import shape_after_refusal as guess
 from lipcompile.frontends.onnx.constants import of_every_example
 from lipcompile.frontends.onnx.context import Blamed, Context, shape_of
+from lipcompile.frontends.onnx.entries import with_entries
 from lipcompile.frontends.onnx.file import read as file
 from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed, placed
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
@@ -258,6 +259,7 @@ class Visitor:
         """Evaluate a node on constants; its results may be weights as well."""
         outputs = [name for name in node.outputs if name]
         results = fold(node.proto, operands, self.context.version)
+        results = with_entries(node.proto, operands, results, self.context.version)
         if node.op_type == "BatchNormalization" and any(result.sources for result in results):
             message = f"the weight that `{node.label}` standardises is trained itself, without standardisation"
             help_line = "write the standardised weight into the module, if that is meant"
@@ -265,7 +267,9 @@ class Visitor:
             self.context.builder.diagnostics.append(found)
         if node.op_type in FOLDED_ALONE or self._is_separate(node):
             sources = self.context.parameters.sources(outputs)
-            results = [replace(result, sources=sources, moves=(), reused=False) for result in results]
+            results = [
+                replace(result, sources=sources, moves=(), reused=False, entries=None) for result in results
+            ]
         if node.op_type == "Split" and operands[0] is not None:
             results = self._parts(node, operands[0], results)
         again = [len(self.context.readers.get(name, ())) > 1 for name in outputs]

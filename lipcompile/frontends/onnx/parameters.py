@@ -16,6 +16,7 @@ from lipcompile.core.names import identifier
 from lipcompile.core.record import AnyOp, Constraint, Shape, Site
 from lipcompile.diagnostics import Diagnostic, Refusal, Severity
 from lipcompile.frontends.onnx.copies import KEEP
+from lipcompile.frontends.onnx.entries import repeats
 from lipcompile.frontends.onnx.node import module_of
 from lipcompile.frontends.onnx.values import Known, floats, toggled
 from lipcompile.frontends.options import ModelOptions
@@ -259,6 +260,7 @@ class Parameters:
             alike = (use.op.name, use.role, choice.initial.shape, use.room)
             self._alike.setdefault(alike, []).append(parameter)
         self._warn(use, choice, parameter)
+        self._warn_of_copies(use.known, parameter)
 
     def _is_trainable(self, use: Use) -> bool:
         """A single number written into the graph, and not stored among the weights, is no parameter."""
@@ -303,6 +305,14 @@ class Parameters:
             help_line = "--constraint keep or a larger --bias-bound" if use.shifts else "--constraint keep"
             message, help_line = f"`{parameter}` {excess}", f"{help_line} keeps the imported values"
             self.builder.diagnostics.append(Diagnostic("LIP305", message, help_line, Severity.WARNING))
+
+    def _warn_of_copies(self, known: Known, parameter: str) -> None:
+        """Say so if entries that are one number in the model are trained apart from each other."""
+        if repeats(known):
+            sources = ", ".join(f"`{source}`" for source in sorted(known.sources))
+            message = f"`{parameter}` has entries of {sources} several times: each copy is trained by itself"
+            help_line = "write the copies into the model as a parameter, if that is meant"
+            self.builder.diagnostics.append(Diagnostic("LIP122", message, help_line, Severity.WARNING))
 
 
 def _roomy(norm: Fraction) -> Fraction:

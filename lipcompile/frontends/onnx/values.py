@@ -50,6 +50,7 @@ class Known:
 
     sources: the stored tensors it was computed from. moves: how. reused: whether any of it is used elsewhere too.
     copies: the axis of size 1 that stands for the batch, along which it was copied; None for no copies.
+    entries: which entries of its sources it consists of, see `entries`; None for each of them once, in some order.
     """
 
     array: Array
@@ -57,6 +58,7 @@ class Known:
     moves: tuple[Hashable, ...] = ()
     reused: bool = False
     copies: int | None = None
+    entries: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)

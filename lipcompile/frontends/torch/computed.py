@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lipcompile.core.graph import Graph
     from lipcompile.frontends.options import Loaded
 
-# Their results have the entries of their operands; copies of one entry, as of `expand`, are not told here.
+# Their results have the entries of their operands; the import tells where one of them is there several times.
 _MOVES = frozenset(
     (
         *(
@@ -57,13 +57,18 @@ def computed_weights(module: Module, model: ModelProto, loaded: Loaded) -> Itera
     trained = {
         name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter.requires_grad
     }
-    told = {(found.node or "").rpartition(".")[0] for found in loaded.diagnostics if found.code == "LIP122"}
+    told = {(found.node or "").rpartition(".")[0] for found in loaded.diagnostics if _standardises(found)}
     for name, op in _operators(model, trained).items():
         own = "parametrizations." not in name and not name.startswith(tuple(origins))
         own = own and name.rpartition(".")[0] not in told
         if own and not _is_kept(module.get_parameter(name), loaded.graph):
             message = f"the weight that {op} computes from `{name}` is trained itself, without that computation"
             yield Diagnostic("LIP122", message, _HELP, Severity.WARNING, node=name)
+
+
+def _standardises(found: Diagnostic) -> bool:
+    """Whether the import has told that a weight is standardised; it also tells of copies."""
+    return found.code == "LIP122" and found.op == "BatchNormalization"
 
 
 def _is_kept(parameter: Parameter, graph: Graph | None) -> bool:

@@ -223,6 +223,26 @@ def test_a_function_means_its_body_whatever_its_name(domain: str, code: str | No
     assert [d.code for d in raised.value.diagnostics] == [code]
 
 
+@pytest.mark.parametrize("is_called", [True, False])
+@pytest.mark.parametrize(
+    ("standard", "own", "told"), [(13, 1, "set 13, and the model for 17"), (17, 2, "set 2 of")]
+)
+def test_a_function_for_another_operator_set_is_refused_for_that(
+    standard: int, own: int, told: str, is_called: bool, tmp_path: Path
+) -> None:
+    sets = [helper.make_opsetid("", standard), helper.make_opsetid("com.example", own)]
+    function = helper.make_function("com.example", "Bent", ["a"], ["b"], [node("Tanh", "a", "b")], sets)
+    made = model([node("Bent", "x", "y", domain="com.example") if is_called else node("Tanh", "x", "y")], ("n", 4))
+    made.opset_import.append(helper.make_opsetid("com.example", 1))
+    made.functions.append(function)
+    if not is_called:
+        assert onnx_model.load(save(made, tmp_path), ModelOptions()).graph is not None
+        return
+    with pytest.raises(InputError, match=f"the function `Bent` is written for operator {told}") as raised:
+        onnx_model.load(save(made, tmp_path), ModelOptions())
+    assert [d.code for d in raised.value.diagnostics] == ["LIP110"]
+
+
 def steep(name: str, body: onnx.NodeProto, defaults: Sequence[onnx.AttributeProto] = ()) -> onnx.FunctionProto:
     sets = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
     names = [] if defaults else ["slope"]

@@ -502,6 +502,54 @@ def test_a_weight_that_forward_computes_is_said_to_be_trained_itself(
     )
 
 
+class Copying(nn.Module):
+    """Its layer has entries of a parameter in a way of one's own."""
+
+    def __init__(self, size: tuple[int, ...], use: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.entries, self.last, self.use = nn.Parameter(torch.randn(size)), nn.Linear(6, 2), use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.last(torch.tanh(self.use(x, self.entries))))
+
+
+PLACES = torch.arange(6)
+
+
+@pytest.mark.parametrize(
+    ("size", "use", "told"),
+    [
+        ((1, 6), lambda x, p: F.linear(x, p.expand(6, 6)), "linear.weight"),
+        ((6, 1), lambda x, p: F.linear(x, p.expand(6, 6)), "linear.weight"),
+        ((), lambda x, p: x + p.expand(6), "entries.bias"),
+        ((1,), lambda x, p: x * p.expand(6), "entries.gain"),
+        ((2, 6), lambda x, p: F.linear(x, p.repeat(3, 1)), "linear.weight"),
+        ((3, 6), lambda x, p: F.linear(x, torch.cat([p, p.flip(1)])), "linear.weight"),
+        ((9, 6), lambda x, p: F.linear(x, p[[0, 1, 2, 3, 4, 0]]), "linear.weight"),
+        ((6,), lambda x, p: F.linear(x, p[(PLACES[:, None] - PLACES) % 6]), "linear.weight"),
+        (
+            (2,),
+            lambda x, p: torch.cat([x[:, :2, None].mT, p.expand(len(x), 2, 2)], 1).flatten(1),
+            "entries.tokens",
+        ),
+        ((3,), lambda x, p: torch.cat([x[:, :3, None].mT, p.expand(len(x), 1, 3)], 1).flatten(1), None),
+        ((6, 6), lambda x, p: F.linear(x, p.roll(1, 0)[:, PLACES.flip(0)]), None),
+        ((), lambda x, p: x + p, None),
+        ((2, 1), lambda x, p: (x.view(-1, 2, 3) * p).flatten(1), None),
+    ],
+)
+def test_a_weight_with_one_entry_several_times_is_said_to_lose_the_tie(
+    size: tuple[int, ...], use: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], told: str | None
+) -> None:
+    """An entry that is copied for each example, moved, or used at many positions stays one number."""
+    derivation = from_module(Copying(size, use), (6,), loss="cross_entropy", bounds="clip")
+    assert derivation.ok, derivation.diagnostics
+    found = [d.message for d in derivation.diagnostics if d.code == "LIP122"]
+    assert found == (
+        [f"`{told}` has entries of `entries` several times: each copy is trained by itself"] if told else []
+    )
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_what_the_output_does_not_depend_on_is_said_to_be_left_out() -> None:
     """Tied weights are read under one of their names; frozen ones are not trained anyway."""

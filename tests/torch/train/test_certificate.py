@@ -226,6 +226,30 @@ def test_another_module_is_refused(change: Callable[[Any], None], said: str, tmp
         check_certificate(module)
 
 
+CLIPPED = """
+model net {
+    input x: tensor[1, 4, 4], norm <= 1
+    flatten
+    dense(3, clip=RULE)
+    loss cross_entropy
+}
+"""
+
+
+@pytest.mark.parametrize("rule", ["automatic", "0.5"])
+def test_another_rule_of_a_clip_is_refused(rule: str, tmp_path: Path) -> None:
+    """Both keep to C, but training is another one, and a length may be moved where there is one."""
+    model: Any = built(tmp_path, body=CLIPPED.replace("RULE", rule))
+    (group,) = model.clips
+    private(model())
+    for regulariser in {None, 0.01, 0.02} - {group.regulariser}:
+        model.clips = [dataclasses.replace(group, regulariser=regulariser)]
+        with pytest.raises(CertificateError, match=f"has {'a fixed' if regulariser is None else 'the automatic'}"):
+            check_certificate(model())
+    model.clips = [dataclasses.replace(group, length=group.length / 2)]
+    private(model())
+
+
 # Code that is not that of the emitted class
 
 

@@ -24,6 +24,7 @@ from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 Net: Any = runpy.run_path(str(Path(__file__).parents[1] / "private_net.py"))["Net"]
 
@@ -800,6 +801,48 @@ class Mixed(nn.Linear):
 def test_a_backward_pass_that_mixes_examples_is_refused() -> None:
     with pytest.raises(PrivacyError, match="the gradient of one example depends on the other examples"):
         clipped(Mixed(4, 3), 1.0).backward(*vectors(3, torch.float32))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.head = getattr(nn, kind)(4, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x[None])[0]
+        return cast(Tensor, self.head(found[0]))
+
+
+class Checkpointed(nn.Linear):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__(4, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, checkpoint(lambda z: F.linear(z, self.weight), x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        *((Recurrent(kind), "no rule for LSTM, GRU and RNN layers") for kind in ("LSTM", "GRU", "RNN")),
+        *((Checkpointed(reentrant), "no torch.utils.checkpoint") for reentrant in (True, False)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_what_vmap_cannot_run_is_refused_with_its_line(module: nn.Module, message: str) -> None:
+    with pytest.raises(PrivacyError, match=rf"{message}.* \(.*test_clipped\.py, line \d+\): "):
+        clipped(module, 1.0).backward(*vectors(3, torch.float32))
+
+
+def test_other_errors_of_a_module_stay_as_they_are() -> None:
+    class Wrong(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) @ torch.ones(2, 2) if len(x) == 1 else super().forward(x)
+
+    with pytest.raises(RuntimeError, match=r"(?i)size mismatch|shapes|sizes") as raised:
+        clipped(Wrong(4, 3), 1.0).backward(*vectors(3, torch.float32))
+    assert not isinstance(raised.value, PrivacyError)
 
 
 def test_a_table_that_shortens_the_rows_that_a_batch_uses_is_refused() -> None:

@@ -250,11 +250,15 @@ def test_owners_share_the_entries_evenly() -> None:
 # --- noise ---
 
 
+def noise_of_the_analysis() -> float:
+    """Return the standard deviation of a released entry; the network's bounds do not depend on its width."""
+    whole = math.hypot(*HERE["Wide"].bounds.values())
+    return 1e4 * whole * (1 + rounding_slack(torch.float32)) / float(BATCH)
+
+
 def noise_ratios(found: Any) -> dict[str, tuple[float, int]]:
     """Return, by parameter, the variance of what was released over that of the analysis, of how many normals."""
-    bounds = HERE["Wide"].bounds
-    std = 1e4 * math.sqrt(sum(bound**2 for bound in bounds.values())) * (1 + rounding_slack(torch.float32)) / BATCH
-    ratios = {}
+    std, ratios = noise_of_the_analysis(), {}
     for index, name in enumerate(found["weights"]):
         seen = torch.stack([step[index] for step in found["seen"]]).double()
         ratios[name] = (float(seen.square().mean()) / std**2, seen.numel())
@@ -279,6 +283,16 @@ def test_the_sum_gets_the_noise_of_one_process_once(run: Run, scenario: str) -> 
         correlation, pairs = correlation_of_halves(found)
         assert abs(correlation) < 6 / math.sqrt(pairs)
     assert has_noise_of_the_analysis(HERE["noisy"]("ours"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_variance_is_that_of_the_analysis_to_half_a_percent(run: Run, kind: str) -> None:
+    """Fixed seeds. Within 6·√(2/n) of the truth but for 2e-9 of seeds; rounding of sums adds 2e-3 at most."""
+    std = noise_of_the_analysis()
+    for squares, n in run[f"squares {kind}"]:
+        error = 6 * math.sqrt(2 / n)
+        assert error < 5e-3
+        assert 1 - error < squares / n / std**2 < 1 + 2e-3 + error
 
 
 def test_noise_of_every_rank_averaged_would_show(run: Run) -> None:

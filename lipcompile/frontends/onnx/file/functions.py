@@ -19,8 +19,8 @@ Key = tuple[str, str, str]
 def inlined(model: ModelProto, at: Location) -> ModelProto:
     """Replace calls by the bodies of the functions.
 
-    Raises Refusal (LIP003, LIP109) where it is not clear what a call means, InputError (LIP018) where the result
-    is too large.
+    Raises Refusal (LIP003, LIP109, LIP110) where it is not clear what a call means, InputError (LIP018) where the
+    result is too large.
     """
     if not model.functions:
         return model
@@ -34,9 +34,27 @@ def inlined(model: ModelProto, at: Location) -> ModelProto:
     limits.demand("nodes", nodes, "the graph, with its functions written out, has", at)
     limits.demand("file_size", size, "the graph, with its functions written out, holds", at)
     try:
-        return inline_local_functions(model)
+        written = inline_local_functions(model)
     except Exception:  # the importer then names the functions as operators it does not know
         return model
+    for node in nodes_within(written.graph.node):
+        if key_of(node) in expansion.functions:
+            _refuse_other_sets(model, expansion.functions[key_of(node)])
+    return written
+
+
+def _refuse_other_sets(model: ModelProto, function: FunctionProto) -> None:
+    """Raise Refusal (LIP110) if a function that is not written out is one of another operator set."""
+    own = {_domain(entry.domain): entry.version for entry in model.opset_import}
+    for entry in function.opset_import:
+        domain = _domain(entry.domain)
+        if own.get(domain, entry.version) != entry.version:
+            of = f" of `{domain}`" * bool(domain)
+            message = (
+                f"the function `{function.name}` is written for operator set {entry.version}{of}, and the model "
+                f"for {own[domain]}: not yet supported"
+            )
+            raise Refusal("LIP110", message, "export the model and its functions with one opset_version")
 
 
 def key_of(node: NodeProto) -> Key:

@@ -1,0 +1,63 @@
+"""Which entries of the stored tensors a constant consists of: a weight may have one of them several times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from lipcompile.frontends.onnx.values import Known, fold, is_floating
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import NodeProto
+
+    Array = NDArray[Any]
+
+_SAME = frozenset(("Identity", "Cast", "CastLike"))
+_ORDER = frozenset(("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten"))
+_CHOICE = frozenset(("Concat", "Gather", "GatherElements", "GatherND", "Slice", "Split", "Expand", "Tile"))
+# Numbers of entries are doubles, since whole numbers may be sizes of the batch: 2^22 tensors of 2^31 entries.
+_TENSORS, _ENTRIES = 2**22, 2**31
+
+
+def with_entries(
+    proto: NodeProto, operands: Sequence[Known | None], results: list[Known], version: int
+) -> list[Known]:
+    """Return the results of a node on constants, with the entries of its operands that they consist of."""
+    moved = [operand is not None and is_floating(operand.array) for operand in operands]
+    of = [one.entries for one, is_moved in zip(operands, moved, strict=True) if one is not None and is_moved]
+    if proto.op_type in _SAME and of:
+        return [replace(result, entries=of[0]) for result in results]
+    orders = proto.op_type in _ORDER and any(entries is not None for entries in of)
+    if not of or not (orders or proto.op_type in _CHOICE) or not any(result.sources for result in results):
+        return results
+    numbered = [
+        replace(one, array=_entries(one)) if one is not None and is_moved else one
+        for one, is_moved in zip(operands, moved, strict=True)
+    ]
+    found = fold(proto, numbered, version)
+    return [replace(result, entries=one.array) for result, one in zip(results, found, strict=True)]
+
+
+def repeats(known: Known) -> bool:
+    """Whether an entry of a stored tensor is in a constant several times, beside copies for each example."""
+    import numpy as np
+
+    if known.entries is None:
+        return False
+    stored = known.entries[~np.isnan(known.entries)]
+    return np.unique(stored).size < stored.size
+
+
+def _entries(known: Known) -> Array:
+    """Return a number for each entry, the same for the same one of a stored tensor; NaN for what is not stored."""
+    import numpy as np
+
+    if known.entries is not None:
+        return known.entries
+    if not known.sources:
+        return np.full(known.array.shape, np.nan)
+    first = crc32(" ".join(sorted(known.sources)).encode()) % _TENSORS * _ENTRIES
+    return np.arange(first, first + known.array.size, dtype=np.float64).reshape(known.array.shape)
