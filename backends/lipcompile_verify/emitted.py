@@ -53,7 +53,7 @@ _ATTRIBUTES = """
     check_parameters children clip_features clip_gradient clip_input clip_lengths clip_loss_gradient
     clipped_parameters clips compile cpu criterion cuda double dump_patches eval extra_repr features_norm
     features_shape fill_ float forget_certificates forward frozen_features gate get_buffer get_extra_state
-    get_parameter get_submodule gradient_bounds guard_layers half input_norm input_shape input_tokens
+    get_parameter get_submodule given_rows gradient_bounds guard_layers half input_norm input_shape input_tokens
     input_trusted ipu last_dense lipschitz load_initial_weights load_state_dict loss_clip loss_limit
     loss_lipschitz modules moved_bounds mtia named_buffers named_children named_modules named_parameters
     noise_strategy normaliser on_features on_views parameters per_example_loss project_ projection_slack

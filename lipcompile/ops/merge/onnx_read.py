@@ -188,8 +188,9 @@ def concat(context: Context, node: OnnxNode) -> Value | OwnPlaces:
     parts = [item if isinstance(item, Known) else context.tensor(node, i) for i, item in enumerate(items)]
     rank = next(len(shape_of(part)) for part in parts if isinstance(part, Value)) + 1
     axis = context.axis(node, node.integer("axis", 1), rank)
-    if isinstance(parts[0], Known) and parts[0].copies == 0 and bool((parts[0].array == OWN).all()):
-        last = axis == rank - 2 and parts[0].array.ndim == rank and parts[0].array.shape[-1] == 1
+    first = parts[0]
+    if isinstance(first, Known) and first.copies == 0 and first.array.size and bool((first.array == OWN).all()):
+        last = axis == rank - 2 and first.array.ndim == rank and first.array.shape[-1] == 1
         if not last or context.layout != FIRST:
             raise Refusal("LIP108", "the numbers of the examples are joined to other numbers", MIXES)
         return OwnPlaces(joined(context, node, parts[1:], axis))

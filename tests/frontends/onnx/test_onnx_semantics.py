@@ -317,6 +317,18 @@ CASES: dict[str, Case] = {
     ),
     "bias of an image": ([node("Add", "x c", "h"), FLAT], IMAGE, {"c": floats(2, 1, 1)}),
     "concat": ([node("Relu", "x", "r"), node("Concat", "x r", "h", axis=-1), FLAT], (2, 3), {}),
+    "concat, an empty state of each example in front": (
+        [
+            node("Shape", "x", "n"),
+            node("Gather", "n first", "b", axis=0),
+            node("Concat", "b state", "t", axis=0),
+            node("ConstantOfShape", "t", "e"),
+            node("Concat", "e x", "h", axis=2),
+            FLAT,
+        ],
+        (2, 3),
+        {"first": ints(0), "state": ints(2, 0)},
+    ),
     "split": ([node("Split", "x s", "a b", axis=1), node("Concat", "b a", "y", axis=1)], (7,), {"s": ints(3, 4)}),
     "slices": (
         [node("Slice", "x lo hi ax", "h"), FLAT],
