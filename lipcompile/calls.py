@@ -180,7 +180,7 @@ def train(
         True
     """
     from lipcompile.cli.shared.inputs import checked
-    from lipcompile.cli.shared.settings import configured, defaults_of, planned
+    from lipcompile.cli.shared.settings import defaults_of, planned, training_settings
     from lipcompile.cli.shared.training import check_targets, default_batch, text_of_run
 
     backend = find()
@@ -197,13 +197,17 @@ def train(
     text = text_of_run(folder, text, resume=bool((how or {}).get("resume")))
     module = instantiate(folder / "model.py", text)
     check_targets(module, arrays)
+    how = dict(how or {})
+    given = dict.fromkeys(field.name for field in fields(backend.training.TrainConfig) if field.name != "output")
+    given |= {"epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size, **how}
+    if "correlation" in how:
+        given["correlation"] = how["correlation"] or {}
+    settings = (
+        training_settings(given, planned(loaded), defaults_of(derivation)) | how
+    )  # None is said there as well
+    settings["batch_size"] = settings["batch_size"] or default_batch(derivation, len(arrays.x_train))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(text, encoding="utf-8")
-    said = {"epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size}
-    given = {name: value for name, value in said.items() if value is not None} | dict(how or {})
-    known = [field.name for field in fields(backend.training.TrainConfig)]
-    settings = configured(given, planned(loaded), defaults_of(derivation), known)
-    settings.setdefault("batch_size", default_batch(derivation, len(arrays.x_train)))
     return backend.training.train(module, arrays, backend.training.TrainConfig(output=folder, **settings))
 
 

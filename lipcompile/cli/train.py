@@ -224,19 +224,14 @@ def _train_network(model: str, options: ModelOptions, data: Path, output: Path, 
 
 def _settings(given: dict[str, Any], plan: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the backend's training configuration; raises InputError (LIP404)."""
-    from lipcompile.cli.shared.settings import demand, merged, resolved_sampling
+    from lipcompile.cli.shared.settings import training_settings
 
     given["noise"] = _noise(given["noise"], given.pop("weights"))
     given["correlation"] = _correlation(given["correlation"])
-    if given["correlation"] is not None and "correlation" in plan:
-        plan = {**plan, "sampling": None}  # it was that of the plan's noise
-    settings = merged(given, plan, defaults)
-    demand(settings, ("epsilon", "delta"))
-    settings["correlation"] = settings["correlation"] or None
+    settings = training_settings(given, plan, defaults)
     settings["augment"] = None if settings["augment"] == "none" else settings["augment"]
     if given["views"] is not None and settings["augment"] is None:
         raise click.UsageError("--views says how often --augment changes each image: give it, too")
-    settings["sampling"] = resolved_sampling(settings["sampling"], settings["correlation"])
     return settings
 
 

@@ -194,3 +194,13 @@ def test_a_train_block_holds_as_on_the_command_line(
     assert ledgers[0].charges == ledgers[1].charges
     states = [torch.load(f"{folder}/checkpoint.pt")["states"]["module"] for folder in ("command", "call")]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0].keys() | states[1].keys())
+
+
+def test_a_sampling_of_the_block_goes_with_the_noise_that_is_asked_for(tmp_path: Path) -> None:
+    source = tmp_path / "m.lip"
+    source.write_text(BLOCK)
+    with pytest.raises(InputError, match="`sampling fixed_size` does not go with `noise blt`"):
+        lipcompile.train(
+            str(source), data(), tmp_path / "run", epsilon=2, delta=1e-3, how={"correlation": {"kind": "blt"}}
+        )
+    assert not (tmp_path / "run").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lipcompile_privacy.errors import BudgetError, FactorisationError
@@ -89,23 +89,22 @@ def merged(given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[
     }
 
 
-def configured(
-    given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[str, Any], fields: Collection[str]
+def training_settings(
+    given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings of a training by function: those given, else of the plan, else the defaults.
+    """Return the fields of the backend's training configuration that `given` names; raises InputError (LIP404).
 
-    Args:
-        fields: names of settings of a training; others of a plan are of the model, or only for its estimates.
-
-    Raises:
-        InputError (LIP404): a sampling and a correlation that do not go together.
+    None in `given` means not given; an empty correlation is none.
     """
-    own = {name: value for name, value in plan.items() if name in fields}
-    if "correlation" in given:
-        own.pop("sampling", None)  # it was that of the plan's noise
-    settings = {**defaults, **own, **given}
-    sampling = resolved_sampling(settings.get("sampling"), settings.get("correlation"))
-    return settings | {"sampling": sampling}
+    if given["correlation"] is not None and "correlation" in plan:
+        plan = {**plan, "sampling": None}  # it was that of the plan's noise
+    settings = merged(given, plan, defaults)
+    demand(settings, ("epsilon", "delta"))
+    correlation = settings["correlation"] or None
+    return settings | {
+        "correlation": correlation,
+        "sampling": resolved_sampling(settings["sampling"], correlation),
+    }
 
 
 def noise_strategy(plan: Mapping[str, Any]) -> Mapping[str, Any] | None:

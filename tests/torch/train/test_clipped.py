@@ -129,14 +129,17 @@ def test_clipping_per_parameter_clips_each_part_by_itself() -> None:
     assert_close(gradient(module), expected)
 
 
+class Inner(Net):  # type: ignore[misc]
+    """The clip of the module acts on the cotangent of an example's own loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.inner(self.clip_input(x)))
+        output: Tensor = self.release(self.clip_gradient(self.outer(hidden), 0.3))
+        return output
+
+
 def test_a_compiled_module_has_its_own_loss_and_inner_clipping() -> None:
     # The inner clip acts on the cotangent of the example's own loss, before the gradient is clipped as a whole.
-    class Inner(Net):  # type: ignore[misc]
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.relu(self.inner(self.clip_input(x)))
-            output: Tensor = self.release(self.clip_gradient(self.outer(hidden), 0.3))
-            return output
-
     torch.manual_seed(0)
     module, (x, y) = Inner().double(), vectors(20)
     module.normaliser = 5.0
@@ -206,12 +209,6 @@ def test_the_mean_gradient_of_views_is_clipped_once(
 
 
 def test_views_of_a_compiled_module_share_its_inner_clip() -> None:
-    class Inner(Net):  # type: ignore[misc]
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.relu(self.inner(self.clip_input(x)))
-            output: Tensor = self.release(self.clip_gradient(self.outer(hidden), 0.3))
-            return output
-
     torch.manual_seed(0)
     module, (x, y) = Inner().double(), vectors(20)
     module.normaliser, x, y = 5.0, x.reshape(5, 4, 4), y[:5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -85,6 +86,25 @@ def test_one_callback_makes_a_training_private(kind: Any, tmp_path: Path) -> Non
     assert all(not torch.equal(before[name], value) for name, value in weights(model.net).items())
 
 
+def plain_loop(net: Any, outputs: Callable[[torch.Tensor], Any], epochs: int = 1, **how: Any) -> None:
+    """Train without Lightning on what `outputs` makes of each batch."""
+    with pytest.warns(SeededWarning):
+        _, optimizer, loader = PrivacyEngine("rdp").make_private_with_epsilon(
+            module=net,
+            optimizer=SGD(net.parameters(), 0.1),
+            data_loader=make_loader(200, 20),
+            epochs=epochs,
+            seed=3,
+            **BUDGET,
+            **how,
+        )
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            net.criterion(outputs(x), y).backward()
+            optimizer.step()
+
+
 @pytest.mark.parametrize("kind", [Lit, ByHand])
 @pytest.mark.parametrize("how", [{}, {"sampling": "balls_in_bins"}, {"correlation": {"kind": "blt"}}])
 def test_it_is_the_training_of_the_plain_loop(kind: Any, how: Any, tmp_path: Path) -> None:
@@ -94,21 +114,7 @@ def test_it_is_the_training_of_the_plain_loop(kind: Any, how: Any, tmp_path: Pat
         trainer(private(seed=3, **how), tmp_path).fit(model, make_loader(200, 20))
     torch.manual_seed(0)
     net = Net()
-    with pytest.warns(SeededWarning):
-        _, optimizer, loader = PrivacyEngine("rdp").make_private_with_epsilon(
-            module=net,
-            optimizer=SGD(net.parameters(), 0.1),
-            data_loader=make_loader(200, 20),
-            epochs=2,
-            seed=3,
-            **BUDGET,
-            **how,
-        )
-    for _ in range(2):
-        for x, y in loader:
-            optimizer.zero_grad()
-            net.criterion(net(x), y).backward()
-            optimizer.step()
+    plain_loop(net, net, epochs=2, **how)
     for name, value in weights(net).items():
         assert torch.equal(value, weights(model.net)[name])
 
@@ -141,20 +147,8 @@ def test_views_train_as_in_the_plain_loop(net: Any, tmp_path: Path) -> None:
     plain.load_state_dict(model.net.state_dict())
     with pytest.warns(SeededWarning):
         trainer(private(seed=3), tmp_path, epochs=1).fit(model, make_loader(200, 20))
-    for module, outputs in ((own, viewed), (plain, lambda module, x: module(x))):
-        with pytest.warns(SeededWarning):
-            _, optimizer, loader = PrivacyEngine("rdp").make_private_with_epsilon(
-                module=module,
-                optimizer=SGD(module.parameters(), 0.1),
-                data_loader=make_loader(200, 20),
-                epochs=1,
-                seed=3,
-                **BUDGET,
-            )
-        for x, y in loader:
-            optimizer.zero_grad()
-            module.criterion(outputs(module, x), y).backward()
-            optimizer.step()
+    plain_loop(own, lambda x: viewed(own, x))
+    plain_loop(plain, plain)
     for name, value in weights(own).items():
         assert torch.equal(value, weights(model.net)[name])
     assert any(not torch.equal(value, weights(own)[name]) for name, value in weights(plain).items())
