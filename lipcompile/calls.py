@@ -202,9 +202,8 @@ def train(
     given |= {"epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size, **how}
     if "correlation" in how:
         given["correlation"] = how["correlation"] or {}
-    settings = (
-        training_settings(given, planned(loaded), defaults_of(derivation)) | how
-    )  # None is said there as well
+    settings = training_settings(given, planned(loaded), defaults_of(derivation))
+    settings |= how  # a None of `how` is a setting
     settings["batch_size"] = settings["batch_size"] or default_batch(derivation, len(arrays.x_train))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(text, encoding="utf-8")
