@@ -153,9 +153,10 @@ def train(
     Args:
         model, loss, bounds, verify_import, options: see `compile`.
         example: of a module; the data, if left out.
-        data: (x_train, y_train, x_test, y_test), arrays of numpy or what becomes some; or two data sets, to train
-            and to test on, whose items are an input and a label (torch's, or splits of Hugging Face's `datasets`);
-            or `lipcompile_torch.train.data.Arrays`; converted as those of a file are.
+        data: (x_train, y_train, x_test, y_test), arrays of numpy or what becomes some; of several inputs, mappings
+            {name: array}; or two data sets, to train and to test on, whose items are an input and a label (those
+            of torch, or splits of Hugging Face's `datasets`); or `lipcompile_torch.train.data.Arrays`; converted
+            as those of a file are.
         output: folder for model.py, checkpoint.pt and ledger.jsonl. One with a run is refused, unless `how` says
             resume=True.
         epsilon, delta: the budget.
@@ -188,7 +189,7 @@ def train(
         seeded = (how or {}).get("seed") is not None
         data = [array for one in data for array in backend.data.items_of(one, seeded)]
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
-    shape = example if example is not None else np.shape(inputs)[1:]
+    shape = example if example is not None else _example_of(inputs)
     chosen = model_options(loss=loss, bounds=bounds, **options)
     loaded, derivation, text = _emitted(model, shape, chosen, verify=verify_import)
     assert derivation.analysis is not None
@@ -208,6 +209,15 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(text, encoding="utf-8")
     return backend.training.train(module, arrays, backend.training.TrainConfig(output=folder, **settings))
+
+
+def _example_of(inputs: Any) -> Example:
+    """Return the shape of one example; of several inputs, one example of each."""
+    if not isinstance(inputs, Mapping):
+        return tuple(np.shape(inputs)[1:])
+    import torch
+
+    return {name: torch.from_numpy(np.asarray(array)[:1]) for name, array in inputs.items()}
 
 
 def fix(

@@ -20,10 +20,12 @@ from lipcompile_privacy.errors import BudgetError
 from lipcompile_privacy.ledger import LedgerRecord, read_ledger
 
 from lipcompile.analysis.bounds import slope
+from lipcompile.analysis.tokens import vocabulary
 from lipcompile.certificates import SCHEMA, encode
 from lipcompile.certificates.read import document_of, graph_of
 from lipcompile.core.backend import Backend, find
 from lipcompile.core.graph import Graph
+from lipcompile.core.record import Vocabulary
 from lipcompile.diagnostics import input_error
 from lipcompile.frontends import files
 from lipcompile.frontends.options import OriginalError
@@ -135,7 +137,7 @@ def export_onnx(
         save(model, temporary)
         if temporary.with_name(f"{temporary.name}.data").exists():
             raise input_error("LIP521", "a model of more than 2 GiB cannot be one file")
-        found = _agreement(single, temporary, model, graph.vocabulary, backend)
+        found = _agreement(single, temporary, model, vocabulary(graph), backend)
         if found.agrees:
             temporary.replace(path)
     return Export(graph, norms is not None, lipschitz, spent, found, notes)
@@ -259,7 +261,7 @@ def _unsaid(graph: Graph, norms: object, lipschitz: object) -> Iterator[str]:
         yield "it does not clip its input, which the model trusts to be within its norm"
 
 
-def _agreement(module: Any, path: Path, model: ModelProto, tokens: int | None, backend: Backend) -> Any:
+def _agreement(module: Any, path: Path, model: ModelProto, tokens: Vocabulary | None, backend: Backend) -> Any:
     """Compare the file with the module: as it is written, and as onnxruntime rewrites it."""
     from lipcompile.frontends.onnx.file.session import on_processor
 

@@ -21,6 +21,7 @@ CLIP = "name:text parameters:text* length:q+ regulariser:q+?"
 PARAMETER = "shape:n* constraint:text bound:q0? trainable:flag"
 # Half of what the runtime adds to a bound that it computes from the claims of L and of the bound without clips.
 OUTWARD = 1 + Fraction(1, 2 * 10**12)
+MOVES = ("flatten", "reshape", "slice")  # of these, the output holds tokens where the operand does
 NOTHING = Extent(real(0), real(0), real(0))
 # Where a value depends on disjoint slices of another alone: c and the rows of A, by that value and the axis.
 Spread = dict[tuple[str, int], tuple[Real, list[dict[Any, Real]]]]
@@ -98,7 +99,7 @@ class Derivation:
             prod(start.shape) <= MOST_ENTRIES and len(self.graph.nodes) <= MOST_NODES,
             "the model is too large to check",
         )
-        x = real(start.norm) if start.norm is not None else UNBOUNDED
+        x = real(start.norm) if start.norm is not None else real(0) if start.tokens else UNBOUNDED
         self.shapes, self.extents, self.trained = (
             {start.name: start.shape},
             {start.name: Extent(x, x, x)},
@@ -106,19 +107,20 @@ class Derivation:
         )
         self.graph.parameters = {name: fields(p, PARAMETER) for name, p in self.graph.parameters.items()}
         self.spreads: dict[str, Spread] = {start.name: {}}
+        self.tokens = {start.name} if start.tokens else set[str]()
 
     def _forward(self, node: SimpleNamespace, claimed: Mapping[str, Any]) -> None:
         """Derive the shape of a node, its parameters, conditions and bounds."""
         require(node.name not in self.shapes, "the name is defined twice")
         require(all(operand in self.shapes for operand in node.inputs), "an operand is used before it is defined")
         require(node.op in OPS, "unknown op")
-        rule, tokens = OPS[node.op], self.graph.input.name if self.graph.input.tokens else None
+        rule, tokens = OPS[node.op], self.tokens.intersection(node.inputs)
         require(rule.operands[0] <= len(node.inputs) <= rule.operands[1], "the number of operands does not fit")
-        for operand in node.inputs:
-            require(
-                (operand == tokens) == (node.op == "embedding"),
-                "an op of numbers takes tokens, or an op of tokens takes numbers",
-            )
+        require(
+            tokens == {*node.inputs} if node.op == "embedding" else not tokens or node.op in MOVES,
+            "an op of numbers takes tokens, or an op of tokens takes numbers",
+        )
+        self.tokens |= {node.name} if tokens and node.op in MOVES else set()
         s = node.site = fields(node.attributes, rule.attributes)
         s.I = tuple(self.shapes[operand] for operand in node.inputs)
         s.O = tuple(rule.shape(s))
@@ -200,6 +202,7 @@ class Derivation:
         require(self.uses.keys() == self.graph.parameters.keys(), "a parameter is not used")
         used = {self.graph.output}.union(*(node.inputs for node in self.nodes.values()))
         require(self.nodes.keys() <= used <= self.shapes.keys(), "a node is unused, or the output is undefined")
+        require(self.graph.output not in self.tokens, "the output is tokens")
         loss = self.graph.loss = fields(self.graph.loss, "name:text attributes:object")
         require(loss.name in LOSSES, "unknown loss")
         s = fields(loss.attributes, LOSSES[loss.name].attributes)

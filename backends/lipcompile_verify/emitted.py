@@ -53,8 +53,8 @@ _ATTRIBUTES = """
     check_parameters children clip_features clip_gradient clip_input clip_lengths clip_loss_gradient
     clipped_parameters clips compile cpu criterion cuda double dump_patches eval extra_repr features_norm
     features_shape fill_ float forget_certificates forward frozen_features gate get_buffer get_extra_state
-    get_parameter get_submodule given_rows gradient_bounds guard_layers half input_norm input_shape input_tokens
-    input_trusted ipu last_dense lipschitz load_initial_weights load_state_dict loss_clip loss_limit
+    get_parameter get_submodule given_rows gradient_bounds guard_layers half input_norm input_parts input_shape
+    input_tokens input_trusted ipu last_dense lipschitz load_initial_weights load_state_dict loss_clip loss_limit
     loss_lipschitz modules moved_bounds mtia named_buffers named_children named_modules named_parameters
     noise_strategy normaliser on_features on_views parameters per_example_loss project_ projection_slack
     register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
@@ -311,6 +311,8 @@ class _File:
         else:
             self._literal("input_trusted", str(source["trusted"]))
         _at_least("lipschitz", self._number("lipschitz"), self.derived.lipschitz)
+        if "input_parts" in self.members:  # entries of one example, in any order
+            ast.literal_eval(self._assigned("input_parts"))
         if "noise_strategy" in self.members:  # its sensitivity is computed by the runtime, whatever it says
             ast.literal_eval(self._assigned("noise_strategy"))
         if "slope" in self.members:

@@ -6,7 +6,7 @@ Types of the framework are `Any` here: of an emitted module and its inputs, of s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lipcompile.core.derivation import Derivation
+    from lipcompile.core.record import Vocabulary
 
 
 class Audit(Protocol):
@@ -37,7 +38,12 @@ class Data(Protocol):
     Arrays: type[Any]
 
     def load_npz(
-        self, path: Path, input_shape: tuple[int, ...], classes: int | None = None, tokens: int | None = None
+        self,
+        path: Path,
+        input_shape: tuple[int, ...],
+        classes: int | None = None,
+        tokens: Vocabulary | None = None,
+        parts: Sequence[tuple[str, tuple[int, ...]]] = (),
     ) -> Any:
         """Return the arrays in a file, checked; raises DataError or OSError."""
 
@@ -46,7 +52,8 @@ class Data(Protocol):
         arrays: Mapping[str, NDArray[Any]],
         input_shape: tuple[int, ...],
         classes: int | None = None,
-        tokens: int | None = None,
+        tokens: Vocabulary | None = None,
+        parts: Sequence[tuple[str, tuple[int, ...]]] = (),
     ) -> Any:
         """Return named arrays, checked as those of a file; raises DataError."""
 
@@ -75,7 +82,7 @@ class Deployment(Protocol):
         """Return the certified norms of the parameters, None if one lies outside of its set."""
 
     def agreement_with_file(
-        self, module: Any, run: Callable[[NDArray[Any]], NDArray[Any]], vocabulary: int | None
+        self, module: Any, run: Callable[[NDArray[Any]], NDArray[Any]], vocabulary: Vocabulary | None
     ) -> Any:
         """Return how far what a file computes is from its module."""
 
@@ -86,7 +93,7 @@ class Deployment(Protocol):
         *,
         batch: int | None = None,
         precision: str = "float32",
-        vocabulary: int | None = None,
+        vocabulary: Vocabulary | None = None,
         log_softmax: int | None = None,
     ) -> Any:
         """Return how far a class of modules is from what it was imported from; raises `ShapeError`."""

@@ -36,6 +36,9 @@ class Input:
     """The example: ‖x‖ <= norm (None: not declared). A trusted input is not clipped by the emitted module.
 
     An input of tokens holds whole numbers that select rows of an embedding: no norm, and no cotangent.
+
+    parts: names and shapes of the inputs that a caller gives, of which this one has the entries one after another;
+    nothing if there is one.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Input:
     trusted: bool = False
     tokens: bool = False
     location: Location | None = None
+    parts: tuple[tuple[str, Shape], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,12 +165,6 @@ class Graph:
         """The node of this name; raises KeyError."""
         return next(node for node in self.nodes if node.name == name)
 
-    @property
-    def vocabulary(self) -> int | None:
-        """How many different tokens every embedding has a row for; None if the input holds numbers."""
-        entries = [node.attributes.entries for node in self.nodes if node.op.takes == "tokens"]
-        return min(entries) if entries else None
-
     def owners(self) -> dict[str, Node]:
         """Return the node of each parameter: a shared one belongs to the first node that uses it."""
         found: dict[str, Node] = {}
@@ -263,6 +261,7 @@ class GraphBuilder:
     _made: dict[str, Node] = field(default_factory=dict)
     _clips: dict[str, ClipGroup] = field(default_factory=dict)
     _trained: set[str] = field(default_factory=set)
+    _tokens: set[str] = field(default_factory=set)
     _names: Names = field(default_factory=Names)
 
     def input(
@@ -274,6 +273,7 @@ class GraphBuilder:
         location: Location | None,
         *,
         tokens: bool = False,
+        parts: tuple[tuple[str, Shape], ...] = (),
     ) -> Value:
         """Declare the example; a norm that bounds nothing and a shape without entries are refused."""
         if isinstance(norm, Fraction) and norm <= 0:
@@ -285,7 +285,8 @@ class GraphBuilder:
             message = "the input has no entries"
             self.diagnostics.append(Diagnostic("LIP203", message, node=name, op="input", location=location))
         limits.demand("entries", prod(shape), f"the input `{name}` has", location)
-        self._input = Input(self.fresh(name), shape, norm, trusted, tokens, location)
+        self._input = Input(self.fresh(name), shape, norm, trusted, tokens, location, parts)
+        self._tokens |= {self._input.name} if tokens else set()
         return Value(self._input.name, shape)
 
     def fresh(self, name: str) -> str:
@@ -324,6 +325,8 @@ class GraphBuilder:
         site = Site(attributes, known, output)
         self._made[own] = Node(own, op, attributes, operands, site, roles, location, scope)
         self._nodes.append(self._made[own])
+        if op.takes == "any" and not self._tokens.isdisjoint(operands):
+            self._tokens.add(own)
         if any(choice.trainable for _, choice in chosen.values()) or not self._trained.isdisjoint(operands):
             self._trained.add(own)
         return Value(own, output)
@@ -339,8 +342,8 @@ class GraphBuilder:
             self.clip(replace(first, parameters=tuple(name for group in found for name in group.parameters)))
 
     def holds_tokens(self, value: Value) -> bool:
-        """Whether a value is the input of a model of tokens."""
-        return self._input is not None and self._input.tokens and value.name == self._input.name
+        """Whether a value is the input of a model of tokens, or some of its entries."""
+        return value.name in self._tokens
 
     def is_frozen(self, value: Value) -> bool:
         """Whether no parameter that is trained has a part in a value: no cotangent need reach it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from lipcompile.core.record import (
     AnyOp,
@@ -23,6 +23,7 @@ from lipcompile.core.record import (
     ShapeRule,
     Site,
     Spelling,
+    Takes,
     Theta,
     draws_nothing,
     scaled_by_lipschitz,
@@ -87,7 +88,7 @@ def plain(
     shape: ShapeRule[Any],
     proof: str,
     *,
-    takes: Literal["reals", "tokens"] = "reals",
+    takes: Takes = "reals",
     norm: NormRule[Any] = norm_of_input,
     row: NormRule[Any] | None = None,
     entry: NormRule[Any] | None = None,

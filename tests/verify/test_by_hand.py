@@ -46,9 +46,10 @@ def derived(
     nodes: list[Json],
     parameters: Json,
     loss: Json = KR,
-    norm: str = "3",
+    norm: str | None = "3",
 ) -> Derivation:
-    source = {"name": "x", "shape": shape, "norm": norm, "trusted": False, "tokens": False}
+    """`norm` None: of tokens."""
+    source = {"name": "x", "shape": shape, "norm": norm, "trusted": False, "tokens": norm is None}
     graph = {"input": source, "nodes": nodes, "parameters": parameters, "output": nodes[-1]["name"], "loss": loss}
     return Derivation(graph, {})
 
@@ -302,6 +303,49 @@ def test_tokens_share_the_norm_of_the_logits() -> None:
     found = derived([4, 2], [node("i", "identity", "x", [4, 2])], {}, loss, norm="1").loss.upper()
     attained, alone = (2 * sqrt(2) / (1 + exp(-sqrt(2) * length)) for length in (0.5, 1.0))
     assert attained <= found < alone
+
+
+def cut(name: str, start: int, stop: int) -> Json:
+    return node(name, "slice", "x", [stop - start], axis=0, start=start, stop=stop)
+
+
+def row(name: str, operand: str, count: int) -> Json:
+    return node(name, "embedding", operand, [count, 2], {"table": f"{name}.t"}, entries=9, width=2)
+
+
+def test_parts_of_the_tokens_select_rows() -> None:
+    """Three tokens of rows ≤ 2: the norm is 2√3, κ = √3. Two others of rows ≤ 1: √2 and √2."""
+    nodes = [cut("a", 0, 3), cut("b", 3, 5), row("r", "a", 3), row("s", "b", 2)]
+    nodes += [flat("f", "r", 6), flat("g", "s", 4), node("c", "concat", "f g", [10], axis=0)]
+    tables = {"r.t": weight([9, 2], "rows", "2"), "s.t": weight([9, 2], "rows", "1")}
+    found = derived([5], nodes, tables, norm=None)
+    assert isclose(found.extents["c"].X.upper(), sqrt(12 + 2), rel_tol=1e-15)
+    k = sqrt(10)  # the sum over ten classes
+    assert isclose(found.gradient["r.t"].upper(), k * sqrt(3), rel_tol=1e-15)
+    assert isclose(found.gradient["s.t"].upper(), k * sqrt(2), rel_tol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [cut("a", 0, 3), node("h", "tanh", "a", [3])],
+        [cut("a", 0, 3), dense("h", "a", 2)],
+        [cut("a", 0, 3), cut("b", 3, 5), node("h", "concat", "a b", [5], axis=0)],
+        [cut("a", 0, 3), node("i", "identity", "a", [3]), row("h", "i", 3)],
+        [cut("a", 0, 3), row("r", "a", 3), flat("f", "r", 6), row("h", "f", 6)],
+    ],
+    ids=["a function", "a layer", "a merge", "no mover of tokens", "rows for tokens"],
+)
+def test_tokens_are_no_numbers_anywhere(nodes: list[Json]) -> None:
+    tables = {f"{one}.t": weight([9, 2], "rows") for one in "rh"} | {"h.w": weight([2, 3])}
+    used = {name for one in nodes for name in one["parameters"].values()}
+    with pytest.raises(RuleError, match="an op of numbers takes tokens, or an op of tokens takes numbers"):
+        derived([5], nodes, {name: tables[name] for name in used}, norm=None)
+
+
+def test_tokens_are_no_logits() -> None:
+    with pytest.raises(RuleError, match="the output is tokens"):
+        derived([5], [cut("a", 0, 3)], {}, norm=None)
 
 
 def test_attention_of_even_weights() -> None:

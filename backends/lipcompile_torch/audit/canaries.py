@@ -145,8 +145,8 @@ def _log_ratio(seen: Tensor, means: Tensor, q: float) -> Tensor:
 def _pools(terrain: Terrain, pair: Point, count: int) -> Iterator[list[Tensor]]:
     """Yield for each canary the inputs [1, …] that its examples may have."""
     if terrain.admissible.vocabulary is not None:
-        shape = (count, 2, *pair.x.shape[1:])
-        yield from (list(torch.split(drawn, 1)) for drawn in _tokens(terrain, shape))
+        tokens = terrain.admissible.tokens((count, 2, *pair.x.shape[1:]), terrain.generator)
+        yield from (list(torch.split(drawn, 1)) for drawn in tokens)
         return
     size = math.prod(terrain.module.input_shape)
     noise = torch.randn(count, size, generator=terrain.generator, dtype=torch.float64)
@@ -154,10 +154,6 @@ def _pools(terrain: Terrain, pair: Point, count: int) -> Iterator[list[Tensor]]:
         for row in torch.linalg.qr(rows.T)[0].T:
             x = terrain.bounded_input(row.reshape(1, *terrain.module.input_shape))
             yield [x, -x]
-
-
-def _tokens(terrain: Terrain, shape: tuple[int, ...]) -> Tensor:
-    return torch.randint(terrain.admissible.vocabulary or 1, shape, generator=terrain.generator)
 
 
 class _Gradients:

@@ -35,12 +35,19 @@ class Admissible:
         target: what the loss takes: a class index, one a pixel of logits with the classes first, -1 or 1, a number
             in [0, 1], one for each output, or a vector like the output.
         target_norm: bound of the norm of a vector; infinite if the loss has none.
-        vocabulary: how many tokens there are, if examples are tokens.
+        vocabulary: how many tokens there are, or how many for each entry, if examples are tokens.
     """
 
     target: TargetKind = "class"
     target_norm: float = math.inf
-    vocabulary: int | None = None
+    vocabulary: int | tuple[int, ...] | None = None
+
+    def tokens(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Draw examples of tokens, of this shape, whose last axes are those of an example."""
+        if isinstance(self.vocabulary, tuple):
+            drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
+            return (drawn.view(-1, len(self.vocabulary)) * torch.tensor(self.vocabulary)).long().view(shape)
+        return torch.randint(self.vocabulary or 1, shape, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -190,11 +197,14 @@ class Terrain:
 
     def sequences(self, x: Tensor, count: int) -> Iterator[Tensor]:
         """Yield `count` other sequences of tokens: one changed, or all made equal."""
-        for attempt in range(count if self.admissible.vocabulary else 0):
-            token = torch.randint(self.admissible.vocabulary or 0, (), generator=self.generator)
+        if self.admissible.vocabulary is None:
+            return
+        limits = torch.as_tensor(self.admissible.vocabulary).expand(x.numel()).view_as(x)
+        for attempt in range(count):
+            token = torch.randint(int(limits.max()), (), generator=self.generator)
             other = torch.full_like(x, int(token)) if attempt % 2 else x.clone()
             other.view(-1)[torch.randint(x.numel(), (), generator=self.generator)] = token
-            yield other
+            yield other.minimum(limits - 1)
 
     def _target_scale(self, target: Tensor) -> float:
         bound = self.admissible.target_norm
@@ -271,8 +281,8 @@ def _example(terrain: Terrain, start: Start) -> Tensor:
     shape, generator = (1, *terrain.module.input_shape), terrain.generator
     entries = terrain.admissible.vocabulary
     if entries is not None:
-        free = start in ("random", "corner")
-        return torch.randint(entries, shape if free else (1,), generator=generator).expand(shape).clone()
+        free = start in ("random", "corner") or isinstance(entries, tuple)
+        return terrain.admissible.tokens(shape if free else (1,), generator).expand(shape).clone()
     equal = unit(torch.ones(shape, dtype=torch.float64))
     noise = unit(_normal(shape, generator))
     return terrain.bounded_input(noise if start in ("random", "corner") else equal + _NOISE * noise)

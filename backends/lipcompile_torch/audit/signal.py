@@ -116,7 +116,7 @@ def _examples(
     parameter = next(module.parameters())
     shape = (EXAMPLES, *module.input_shape)
     if admissible.vocabulary is not None:
-        x = torch.randint(admissible.vocabulary, shape, generator=generator)
+        x = admissible.tokens(shape, generator)
     else:
         x = torch.randn(shape, generator=generator, dtype=parameter.dtype)
         if math.isfinite(module.input_norm):

@@ -19,6 +19,7 @@ from ..train.certificate import check_certificate
 from ..train.module import LipschitzModule
 from .robustness import check_module, outputs_of
 
+Vocabulary = int | tuple[int, ...]
 Array = NDArray[Any]
 
 # Examples for an original: how long they are, as shares of the norm bound.
@@ -115,7 +116,7 @@ def agreement_with_original(
     *,
     batch: int | None = None,
     precision: str = "float32",
-    vocabulary: int | None = None,
+    vocabulary: Vocabulary | None = None,
     log_softmax: int | None = None,
     seed: int = 0,
 ) -> Agreement:
@@ -126,7 +127,7 @@ def agreement_with_original(
         original: maps examples [B, *input_shape] to outputs [B, …].
         batch: the only B that `original` takes.
         precision: of `original`.
-        vocabulary: how many tokens there are, if examples are tokens.
+        vocabulary: how many tokens there are, or how many for each entry, if examples are tokens.
         log_softmax: the axis of an example that the original ends in a log-softmax along, which the module leaves
             to its loss; None if it does not.
 
@@ -152,15 +153,22 @@ def _unprojected(program: type[LipschitzModule]) -> LipschitzModule:
     return module
 
 
-def _examples(module: LipschitzModule, vocabulary: int | None, rng: np.random.Generator, batch: int) -> Array:
+def _examples(
+    module: LipschitzModule, vocabulary: Vocabulary | None, rng: np.random.Generator, batch: int
+) -> Array:
     """Return random examples: at least one of each scale, and whole batches."""
     count = -(-len(_SCALES) // batch) * batch
     shape = (count, *module.input_shape)
     if vocabulary:
-        return rng.integers(vocabulary, size=shape)
+        return rng.integers(_limits(vocabulary, module), size=shape)
     size = prod(module.input_shape)
     norm = module.input_norm * _INSIDE if isfinite(module.input_norm) else sqrt(size)
     return _rows(np.resize(_SCALES, count) * norm, size, rng).reshape(shape)
+
+
+def _limits(vocabulary: Vocabulary, module: LipschitzModule) -> Array:
+    """Return how many tokens each entry of an example may be."""
+    return np.broadcast_to(vocabulary, prod(module.input_shape)).reshape(module.input_shape)
 
 
 def _output(module: LipschitzModule, x: torch.Tensor, log_softmax: int | None) -> Array:
@@ -172,13 +180,13 @@ def _output(module: LipschitzModule, x: torch.Tensor, log_softmax: int | None) -
 
 
 def agreement_with_file(
-    module: LipschitzModule, run: Callable[[Array], Array], vocabulary: int | None, seed: int = 0
+    module: LipschitzModule, run: Callable[[Array], Array], vocabulary: Vocabulary | None, seed: int = 0
 ) -> Agreement:
     """Compare what a file computes with the module in evaluation mode.
 
     Args:
         run: maps a batch [B, *input_shape] to outputs [B, …].
-        vocabulary: how many tokens there are, if examples are tokens.
+        vocabulary: how many tokens there are, or how many for each entry, if examples are tokens.
 
     Examples are random, within the ball of the input and far outside; sparse; zero; the largest numbers of
     float32; and some with NaN and infinities. A trusted input is only given what it may be. Batches are of several
@@ -192,10 +200,10 @@ def agreement_with_file(
     return _compared(found, double, single, _FILE_TOLERANCE, _FLOOR)
 
 
-def _examples_and_edges(module: LipschitzModule, vocabulary: int | None, rng: np.random.Generator) -> Array:
+def _examples_and_edges(module: LipschitzModule, vocabulary: Vocabulary | None, rng: np.random.Generator) -> Array:
     shape, size = module.input_shape, prod(module.input_shape)
     if vocabulary:
-        return rng.integers(vocabulary, size=(len(_LENGTHS) * _ROUNDS, *shape))
+        return rng.integers(_limits(vocabulary, module), size=(len(_LENGTHS) * _ROUNDS, *shape))
     free = isinf(module.input_norm)
     norm = sqrt(size) if free else module.input_norm
     scales = [scale for scale in _LENGTHS if scale < 1 or not module.input_trusted or (free and scale < _FREE)]

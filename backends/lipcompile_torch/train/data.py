@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ def load_npz(
     path: str | os.PathLike[str],
     input_shape: tuple[int, ...],
     classes: int | None = None,
-    tokens: int | None = None,
+    tokens: int | Sequence[int] | None = None,
+    parts: Sequence[tuple[str, tuple[int, ...]]] = (),
 ) -> Arrays:
     """Read arrays x_train, y_train, x_test, y_test; or X, y (or x, y), split 80:20 by a fixed permutation.
 
@@ -53,13 +54,16 @@ def load_npz(
         path: a file that `numpy.savez` wrote, or a folder of images, see `sources.images_in`.
         input_shape: shape of one example, as the network declares it.
         classes: labels must be integers below this number; None: labels are not checked against a range.
-        tokens: inputs are whole numbers below this number, and stay as they are; None: inputs are numbers.
+        tokens: inputs are whole numbers below this number, or each entry below its own, and stay as they are;
+            None: inputs are numbers.
+        parts: name and shape of each of several inputs. The file may have them one by one instead of x, as
+            NAME_train and NAME_test, or NAME beside y.
 
     Raises:
         DataError: the file is not an .npz file, or its arrays do not fit; one line with the fix.
         OSError: it cannot be read.
     """
-    return from_arrays(_read(path, _colours(input_shape)), input_shape, classes, tokens)
+    return from_arrays(_read(path, _colours(input_shape)), input_shape, classes, tokens, parts)
 
 
 def load_test_npz(
@@ -74,7 +78,7 @@ def load_test_npz(
     if {"x_test", "y_test"} <= arrays.keys():
         x, y = arrays["x_test"], arrays["y_test"]
     else:
-        x, y = _parts(arrays)[2:]
+        x, y = _split_in_two(arrays)[2:]
     return _inputs(x, input_shape, None, "test inputs"), _targets(y, len(x), classes, "test labels")
 
 
@@ -98,7 +102,7 @@ def public_facts(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int, ND
     Raises:
         DataError, OSError: as `load_npz`.
     """
-    x_train, _, x_test, y_test = _parts(_read(path))
+    x_train, _, x_test, y_test = _split_in_two(_read(path))
     if x_train.ndim < 2 or len(x_train) == 0 or y_test.shape != (len(x_test),) or not len(y_test):
         raise DataError(f"inputs of shape {x_train.shape} and test labels of shape {y_test.shape} do not fit")
     return x_train.shape[1:], len(x_train), y_test if y_test.dtype.kind in "iu" else None
@@ -127,10 +131,11 @@ def from_arrays(
     arrays: Mapping[str, NDArray[Any]],
     input_shape: tuple[int, ...],
     classes: int | None = None,
-    tokens: int | None = None,
+    tokens: int | Sequence[int] | None = None,
+    parts: Sequence[tuple[str, tuple[int, ...]]] = (),
 ) -> Arrays:
     """Check and convert named arrays; see `load_npz`."""
-    x_train, y_train, x_test, y_test = _parts(arrays)
+    x_train, y_train, x_test, y_test = _split_in_two(_joined(arrays, parts, whole=tokens is not None))
     return Arrays(
         _inputs(x_train, input_shape, tokens, "training inputs"),
         _targets(y_train, len(x_train), classes, "training labels"),
@@ -139,7 +144,29 @@ def from_arrays(
     )
 
 
-def _parts(arrays: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
+def _joined(
+    arrays: Mapping[str, NDArray[Any]], parts: Sequence[tuple[str, tuple[int, ...]]], *, whole: bool
+) -> Mapping[str, NDArray[Any]]:
+    """Return the arrays with one input where several are given by their names."""
+    found = dict(arrays)
+    for name, suffix in (("x_train", "_train"), ("x_test", "_test"), ("x", "")):
+        own = {f"{part}{suffix}": shape for part, shape in parts}
+        if name in arrays or not own or not own.keys() <= arrays.keys():
+            continue
+        for part, shape in own.items():
+            if arrays[part].ndim == 0 or arrays[part].shape[1:] != shape:
+                raise DataError(
+                    f"{part} has shape {arrays[part].shape}, but must be (N, {', '.join(map(str, shape))})"
+                )
+        if len({len(arrays[part]) for part in own}) > 1:
+            raise DataError(f"{', '.join(own)} have different numbers of examples")
+        rows = [arrays[part].reshape(len(arrays[part]), -1) for part in own]
+        rows = [row.astype(np.uint8) if whole and row.dtype == bool else row for row in rows]
+        found[name] = np.concatenate(rows if whole else [_numbers(row, name) for row in rows], axis=1)
+    return found
+
+
+def _split_in_two(arrays: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
     split = ("x_train", "y_train", "x_test", "y_test")
     if all(name in arrays for name in split):
         return tuple(arrays[name] for name in split)
@@ -167,11 +194,15 @@ def split_rows(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return order[held_out:], order[:held_out]
 
 
-def _inputs(x: NDArray[Any], shape: tuple[int, ...], tokens: int | None, what: str) -> NDArray[Any]:
+def _inputs(
+    x: NDArray[Any], shape: tuple[int, ...], tokens: int | Sequence[int] | None, what: str
+) -> NDArray[Any]:
     if x.ndim == 0 or len(x) == 0:
         raise DataError(f"there are no {what}: the array has shape {x.shape}")
-    numbers = _numbers(x, what) if tokens is None else _tokens(x, tokens, what)
-    return np.ascontiguousarray(_arranged(numbers, shape, what))
+    numbers = _arranged(_numbers(x, what) if tokens is None else _whole(x, what), shape, what)
+    if tokens is not None:
+        _check_tokens(numbers, tokens, what)
+    return np.ascontiguousarray(numbers)
 
 
 def _numbers(x: NDArray[Any], what: str) -> NDArray[np.float32]:
@@ -183,12 +214,19 @@ def _numbers(x: NDArray[Any], what: str) -> NDArray[np.float32]:
     return numbers
 
 
-def _tokens(x: NDArray[Any], count: int, what: str) -> NDArray[np.int64]:
+def _whole(x: NDArray[Any], what: str) -> NDArray[np.int64]:
     if x.dtype.kind not in "iu":
         raise DataError(f"the {what} are of type {x.dtype}, but tokens must have an integer type")
-    if x.size and (x.min() < 0 or x.max() >= count):
-        raise DataError(f"the {what} have a token outside 0 … {count - 1}, the rows of the embedding")
     return x.astype(np.int64)
+
+
+def _check_tokens(x: NDArray[Any], counts: int | Sequence[int], what: str) -> None:
+    """Raise DataError for tokens [N, …] that no embedding has a row for; counts: of all entries, or of each."""
+    limits = np.broadcast_to(counts, math.prod(x.shape[1:]))
+    rows = x.reshape(len(x), -1)
+    outside = ((rows < 0) | (rows >= limits)).any(axis=0)
+    if outside.any():
+        raise DataError(f"the {what} have a token outside 0 … {limits[outside][0] - 1}, the rows of the embedding")
 
 
 def _arranged(x: NDArray[Any], shape: tuple[int, ...], what: str) -> NDArray[Any]:

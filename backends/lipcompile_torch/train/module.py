@@ -23,6 +23,7 @@ from ..clip.clipping import ClipGroup
 from ..clip.example_gradients import by_example
 from ..nn import functional
 from ..nn.constrained import ConstrainedLayer, OutsideWarning, constraints_of, outside
+from ..nn.inputs import joined
 from ..sharding import gathered, hooked, plain_type, settle
 from .aliases import OVERLAP
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
@@ -41,6 +42,8 @@ class LipschitzModule(nn.Module):
         input_shape: shape of one example.
         input_norm: X_0, bound of the norm of one example; infinite for tokens.
         input_tokens: examples are whole numbers, which an embedding takes.
+        input_parts: names and shapes of the inputs that the module is called with, by position or by name; the one
+            that ``forward`` takes has their entries one after another. Empty if it is called with one.
         input_trusted: the caller vouches for ``input_norm``: inputs are not clipped.
         lipschitz: certified Lipschitz constant of the output in the input.
         last_dense: name of the dense layer that makes the logits, up to constants, if one does.
@@ -75,6 +78,7 @@ class LipschitzModule(nn.Module):
     input_shape: ClassVar[tuple[int, ...]]
     input_norm: ClassVar[float]
     input_tokens: ClassVar[bool] = False
+    input_parts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     input_trusted: ClassVar[bool] = False
     lipschitz: ClassVar[float]
     loss_lipschitz: ClassVar[float]
@@ -224,7 +228,13 @@ class LipschitzModule(nn.Module):
 
         Where `Module.compile` has put compiled code in the place of ``forward``, the gate is left out of it, and
         comes after it.
+
+        Raises:
+            ValueError, TypeError: the inputs are not those of ``input_parts``.
         """
+        if self.input_parts and (len(args) + len(kwargs) != 1 or isinstance(next(iter(args), None), Mapping)):
+            in_views = self.takes_views and not self.gate.aside
+            args, kwargs = (joined(self.input_parts, args, kwargs, views=in_views),), {}
         views = self._views_of((*args, *kwargs.values()))
         if not torch.is_grad_enabled():  # nothing flows back: it may run beside a pass that is trained on
             args, kwargs = _in_rows(args, kwargs, views)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile_privacy.errors import CheckpointError, DataError
 
+from lipcompile.analysis.tokens import vocabulary
 from lipcompile.cli.shared.output import complain
 from lipcompile.core.backend import Backend, instantiate
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
@@ -48,7 +49,7 @@ def reading(path: Path) -> Iterator[None]:
 def arrays_of(path: Path, graph: Graph, backend: Backend) -> Any:
     """Read data for a model with a loss; raises InputError (LIP402, LIP403)."""
     with reading(path):
-        return backend.data.load_npz(path, graph.input.shape, _classes(graph), graph.vocabulary)
+        return backend.data.load_npz(path, *_expected(graph))
 
 
 def checked(data: Any, graph: Graph, backend: Backend) -> Any:
@@ -57,7 +58,11 @@ def checked(data: Any, graph: Graph, backend: Backend) -> Any:
 
     names = ("x_train", "y_train", "x_test", "y_test")
     values = [getattr(data, name) for name in names] if isinstance(data, backend.data.Arrays) else data
-    arrays = {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    arrays = {
+        f"{part}{name[1:]}" if part else name: np.asarray(array)
+        for name, value in zip(names, values, strict=True)
+        for part, array in (value.items() if isinstance(value, Mapping) else [("", value)])
+    }
     for value in values:
         kinds = (
             {str(item.dtype) for item in value if hasattr(item, "dtype")}
@@ -68,7 +73,12 @@ def checked(data: Any, graph: Graph, backend: Backend) -> Any:
             raise DataError(
                 "the arrays of a list have different types of numbers, by which all are scaled: convert each"
             )
-    return backend.data.from_arrays(arrays, graph.input.shape, _classes(graph), graph.vocabulary)
+    return backend.data.from_arrays(arrays, *_expected(graph))
+
+
+def _expected(graph: Graph) -> tuple[Any, ...]:
+    """Return what data are checked against: the shape of an example, its classes, tokens, and inputs."""
+    return graph.input.shape, _classes(graph), vocabulary(graph), graph.input.parts
 
 
 def _classes(graph: Graph) -> int | None:
@@ -83,7 +93,7 @@ def admissible(attack: Any, graph: Graph) -> Any:
     return attack.Admissible(
         target=_TARGETS[graph.loss.loss.target],
         target_norm=math.inf if norm is None else float(norm),
-        vocabulary=graph.vocabulary,
+        vocabulary=vocabulary(graph),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lipcompile.analysis.requirements import proves
+from lipcompile.analysis.tokens import vocabulary
 from lipcompile.analysis.usefulness import ADVICE, LARGEST_EXCESS
 from lipcompile.cli.shared.output import complain, serious
 from lipcompile.cli.shared.signals import signals
@@ -112,7 +113,7 @@ def agreement(made: type[Any], original: Original, derivation: Derivation, backe
         original,
         batch=original.batch,
         precision=original.precision,
-        vocabulary=derivation.analysis.graph.vocabulary,
+        vocabulary=vocabulary(derivation.analysis.graph),
         log_softmax=_log_softmax(derivation),
     )
 

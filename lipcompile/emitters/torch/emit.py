@@ -203,6 +203,7 @@ def _attributes(analysis: Analysis, found: Features | None, document: Mapping[st
     return [
         f"input_shape = {analysis.graph.input.shape}",
         *_domain(analysis.graph.input),
+        *_parts(analysis.graph.input),
         *([] if found is None else [f"features_shape = {found.shape}", f"features_norm = {below(found.norm)}"]),
         f"lipschitz = {_number(analysis.lipschitz.value)}",
         f"loss_lipschitz = {_number(analysis.loss_lipschitz.value)}",
@@ -263,6 +264,13 @@ def _domain(source: Input) -> list[str]:
         return ["input_tokens = True", 'input_norm = float("inf")']
     norm = 'float("inf")' if source.norm is None else below(source.norm)
     return [f"input_norm = {norm}", f"input_trusted = {source.trusted}"]
+
+
+def _parts(source: Input) -> list[str]:
+    """Write the inputs that callers give, if they are several."""
+    if not source.parts:
+        return []
+    return ["input_parts = {", *(f"    {json.dumps(name)}: {shape}," for name, shape in source.parts), "}"]
 
 
 def _number(value: float | None) -> str:

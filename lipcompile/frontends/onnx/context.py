@@ -44,8 +44,9 @@ class Context:
     batch: the declared size of the batch, if it is fixed. absorbed: tensors that an earlier node has computed.
     parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
     layout: where the tensors that the current node reads have their batch. makers: the node that puts out a
-    tensor. alone: products of two tensors that have turned out to be part of no spelling. tokens: those of the
-    input as numbers, once something has computed with them. single: tensors that are one constant in the file.
+    tensor. alone: products of two tensors that have turned out to be part of no spelling. numbered: tokens as
+    numbers, once something has computed with them. single: tensors that are one constant in the file.
+    inputs: the values that the file's inputs are. truths: those whose tokens are 0 and 1.
     """
 
     builder: GraphBuilder
@@ -62,8 +63,10 @@ class Context:
     views: dict[tuple[str, Shape], Value] = field(default_factory=dict)
     layout: Layout = FIRST
     alone: set[str] = field(default_factory=set)
-    tokens: Value | None = None
+    numbered: dict[str, Value] = field(default_factory=dict)
     single: set[str] = field(default_factory=set)
+    inputs: frozenset[str] = frozenset()
+    truths: frozenset[str] = frozenset()
 
     # Operands
 
@@ -94,38 +97,51 @@ class Context:
         """
         if not self.builder.holds_tokens(value) or value.shape is None:
             return value
-        if self.tokens is None and (entries := self._vocabulary()) is not None:
+        if value.name not in self.numbered and (entries := self._vocabulary(value)) is not None:
             import numpy as np
 
+            name = "numbers" if self.builder.made(value) is None else f"numbers_{value.name}"
             table = Known(np.arange(entries, dtype=np.float32)[:, None])
             op, attributes = OP_BY_NAME["embedding"], Embedding(entries, 1)
-            made = self.parameters.add(op, attributes, value, [("table", table)], "numbers", frozen=True)
+            made = self.parameters.add(op, attributes, value, [("table", table)], name, frozen=True)
             kind, target = (
                 (OP_BY_NAME["flatten"], NoAttributes())
                 if len(value.shape) == 1
                 else (OP_BY_NAME["reshape"], Reshape(value.shape))
             )
-            self.tokens = self.builder.add(kind, target, [made], name="numbers_row")
-        return self.tokens or value
+            self.numbered[value.name] = self.builder.add(kind, target, [made], name=f"{name}_row")
+        return self.numbered.get(value.name, value)
 
-    def _vocabulary(self) -> int | None:
-        """Return how many tokens there are: as many as the smallest table that all of them select rows of has; if
-        there is none, as the largest that a part of them does.
+    def _vocabulary(self, value: Value) -> int | None:
+        """Return how many tokens a value may hold: as many as the smallest table that all of its input select rows
+        of has; if there is none, as the largest that a part of them does, and then as the largest of all.
         """
-        whole, parts = list[int](), list[int]()
+        whole, parts, others = list[int](), list[int](), list[int]()
+        source = self._source(value)
+        if source in self.truths:
+            return 2
         for node in self.makers.values():
             table = self.items.get(node.proto.input[0]) if node.op_type == "Gather" else None
             if isinstance(table, Known) and table.array.ndim == 2:
-                whole += [len(table.array)] * self._holds_tokens(node.proto.input[1], _READ_TOKENS)
-                parts += [len(table.array)] * self._holds_tokens(node.proto.input[1], _PART_TOKENS)
-        return min(whole, default=None) or max(parts, default=None)
+                name, entries = node.proto.input[1], len(table.array)
+                whole += [entries] * (self._tokens_of(name, _READ_TOKENS) == source)
+                parts += [entries] * (self._tokens_of(name, _PART_TOKENS) == source)
+                others += [entries] * (self._tokens_of(name, _PART_TOKENS) is not None)
+        return min(whole, default=None) or max(parts, default=None) or max(others, default=None)
 
-    def _holds_tokens(self, name: str, through: Sequence[str]) -> bool:
-        """Whether a tensor is the tokens of the input, as these operators hand them on."""
+    def _tokens_of(self, name: str, through: Sequence[str]) -> str | None:
+        """Return the input whose tokens a tensor holds, as these operators hand them on; None if it holds none."""
         while (maker := self.makers.get(name)) is not None and maker.op_type in through:
             name = maker.proto.input[0]
         item = self.items.get(name)
-        return isinstance(item, Value) and self.builder.holds_tokens(item)
+        value = item.value if isinstance(item, Placed) else item
+        return self._source(value) if isinstance(value, Value) and self.builder.holds_tokens(value) else None
+
+    def _source(self, value: Value) -> str:
+        """Return the input that tokens are of, or are some entries of."""
+        while value.name not in self.inputs and (made := self.builder.made(value)) is not None:
+            value = Value(made.inputs[0], ())
+        return value.name
 
     def shape(self, node: OnnxNode, index: int = 0) -> Shape:
         """Return the shape of such an operand, the batch axis left out."""

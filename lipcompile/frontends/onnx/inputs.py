@@ -24,13 +24,17 @@ _BATCH_NAMES = ("batch", "batch_size", "bs", "b", "n")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One input: the shape of an example, where its batch stands, its size if it is fixed."""
+    """One input: the shape of an example, where its batch stands, its size if it is fixed.
+
+    truths: its tokens are 0 and 1.
+    """
 
     name: str
     shape: Shape
     layout: Layout
     batch: int | None
     tokens: bool
+    truths: bool = False
 
 
 def sources(graph: GraphProto, given: Mapping[str, Shape]) -> list[Source]:
@@ -40,13 +44,17 @@ def sources(graph: GraphProto, given: Mapping[str, Shape]) -> list[Source]:
     if not inputs:
         raise Refusal("LIP105", "the model has no input: nothing depends on an example", "export it with an input")
     shapes = _named(inputs, given)
-    found = [_source(value, shapes.get(value.name)) for value in inputs]
+    found = [_source(value, shapes.get(value.name), len(inputs)) for value in inputs]
     if len({source.batch for source in found}) > 1:
         raise Refusal("LIP105", "the inputs have batches of different sizes", "export them with one batch size")
-    if len(found) > 1 and any(source.tokens for source in found):
-        names = ", ".join(f"`{source.name}`" for source in found)
-        message = f"several inputs, {names}, of which one holds whole numbers, are not yet supported"
-        raise Refusal("LIP105", message, "keep one input; store the others as weights")
+    if len({source.tokens for source in found}) > 1:
+        whole, reals = (
+            ", ".join(f"`{source.name}`" for source in found if source.tokens == kind) for kind in (True, False)
+        )
+        message = (
+            f"inputs of whole numbers, {whole}, beside inputs of real numbers, {reals}, are not yet supported"
+        )
+        raise Refusal("LIP105", message, "give a mask as whole numbers too; store other inputs as weights")
     return found
 
 
@@ -60,7 +68,7 @@ def _named(inputs: Sequence[ValueInfoProto], given: Mapping[str, Shape]) -> Mapp
     return {name or names[0]: shape for name, shape in given.items()}
 
 
-def _source(value: ValueInfoProto, given: Shape | None) -> Source:
+def _source(value: ValueInfoProto, given: Shape | None, inputs: int) -> Source:
     """Read the declaration of one input."""
     if not value.type.HasField("tensor_type"):
         message = f"the input `{value.name}` is no tensor, but a {value.type.WhichOneof('value') or 'mystery'}"
@@ -83,7 +91,8 @@ def _source(value: ValueInfoProto, given: Shape | None) -> Source:
         )
         raise Refusal("LIP106", message, f"give the shape of one example: --input-shape {_example(declared)}")
     batch = int(dims[place].dim_value) if dims else 0
-    return Source(value.name, shape, Layout(place), batch or None, _holds_tokens(value))
+    truths = inputs > 1 and _kind(value) == "BOOL"
+    return Source(value.name, shape, Layout(place), batch or None, truths or _holds_tokens(value), truths)
 
 
 def _batch_axis(names: Sequence[str], sizes: Sequence[int]) -> int:
@@ -111,17 +120,21 @@ def _shown(value: ValueInfoProto) -> str:
     return f"[{', '.join(str(dim.dim_value or dim.dim_param or '?') for dim in dims)}]"
 
 
-def _holds_tokens(value: ValueInfoProto) -> bool:
-    """Whether an input holds whole numbers, which select rows of an embedding; raises Refusal for other kinds."""
+def _kind(value: ValueInfoProto) -> str:
     from onnx import TensorProto
 
     kind = value.type.tensor_type.elem_type
-    if kind in (TensorProto.INT64, TensorProto.INT32):
+    return TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else str(kind)
+
+
+def _holds_tokens(value: ValueInfoProto) -> bool:
+    """Whether an input holds whole numbers, which select rows of an embedding; raises Refusal for other kinds."""
+    kind = _kind(value)
+    if kind in ("INT64", "INT32"):
         return True
-    if kind in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16):
+    if kind in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"):
         return False
-    named = TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else str(kind)
-    message = f"the input `{value.name}` holds {named}, not real numbers: it has no norm to bound"
+    message = f"the input `{value.name}` holds {kind}, not real numbers: it has no norm to bound"
     raise Refusal("LIP105", message, "begin the model behind the cast")
 
 
@@ -132,15 +145,17 @@ def declare(
 
     Several inputs are consecutive parts of one: the norm bounds them together.
     """
+    tokens = found[0].tokens
+    if tokens and norm is not None:
+        refusal = Refusal("LIP204", "tokens have no norm", "leave --input-norm out: the table bounds its rows")
+        builder.refuse(refusal, name=found[0].name, op="input", location=at)
     if len(found) == 1:
         (only,) = found
-        if only.tokens and norm is not None:
-            refusal = Refusal("LIP204", "tokens have no norm", "leave --input-norm out: the table bounds its rows")
-            builder.refuse(refusal, name=only.name, op="input", location=at)
-        value = builder.input(only.name, only.shape, norm, False, at, tokens=only.tokens)
+        value = builder.input(only.name, only.shape, norm, False, at, tokens=tokens)
         return {only.name: placed(value, only.layout)}
     total = sum(prod(source.shape) for source in found)
-    joined = builder.input("inputs", (total,), norm, False, at)
+    parts = tuple((source.name, source.shape) for source in found)
+    joined = builder.input("inputs", (total,), norm, False, at, tokens=tokens, parts=parts)
     values: dict[str, Value | Placed] = {}
     start = 0
     for source in found:

@@ -22,6 +22,7 @@ from lipcompile.frontends.onnx.file.session import opened
 from lipcompile.frontends.onnx.file.structure import reaching
 from lipcompile.frontends.onnx.inputs import Source as InputSource
 from lipcompile.frontends.onnx.inputs import declare, sources
+from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode, describe, module_of, named
 from lipcompile.frontends.onnx.nodes import FOLDED_ALONE, Visitor
 from lipcompile.frontends.onnx.parameters import Parameters
@@ -193,12 +194,16 @@ class _Import:
             loss=(self._declared_loss() or "").partition(":")[0] or None,
         )
         context.items |= values
+        given = {name: (item.value if isinstance(item, Placed) else item).name for name, item in values.items()}
+        context.inputs = frozenset(given.values())
+        context.truths = frozenset(given[source.name] for source in found if source.truths)
         self._store_weights(context)
         return context
 
     def _tell_order(self, found: Sequence[InputSource]) -> None:
         parts = ", ".join(f"`{source.name}` {list(source.shape)}" for source in found)
-        message = f"the inputs {parts} are consecutive parts of one input: its norm bounds them together"
+        message = f"the module takes the inputs {parts} by name, or in this order"
+        message += "" if found[0].tokens else "; one norm bounds them together"
         self.builder.diagnostics.append(Diagnostic("LIP113", message, severity=Severity.NOTE, location=self.at))
 
     def _store_weights(self, context: Context) -> None:

@@ -118,11 +118,14 @@ def retraced(module: Module, examples: Sequence[Example]) -> ExportedProgram:
 
 
 def _as_tokens(module: Module, examples: Sequence[Example]) -> tuple[Example, ...]:
-    """Return the examples with whole numbers where nothing is said and the module takes nothing else."""
+    """Return the examples with whole numbers where nothing is said and the module takes nothing else.
+
+    A mask beside tokens is whole numbers, too, if the module takes these.
+    """
     import torch
 
     choices = [(one,) if one.kind else (one, replace(one, kind=torch.int64)) for one in examples[:_MOST_UNSAID]]
-    for chosen in product(*choices):
+    for chosen in sorted(product(*choices), key=lambda chosen: len({one.kind for one in chosen})):
         taken = (*chosen, *examples[_MOST_UNSAID:])
         if _failure(module, taken) is None:
             return taken

@@ -74,7 +74,7 @@ def _apply(
     suffix: str = "",
 ) -> Value:
     """Add a function of entries; raises Refusal where neither a clip nor the absence of gradients allows it."""
-    of_tokens = function in BOUNDED and context.tokens is not None
+    of_tokens = function in BOUNDED and bool(context.numbered)
     if not _clips(context) and not (of_tokens and all(map(context.builder.is_frozen, operands))):
         raise Refusal("LIP100", f"`{function}` is not Lipschitz")
     return context.add(node, POINTWISE, Pointwise(function, number), operands, suffix)

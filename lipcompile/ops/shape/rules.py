@@ -238,13 +238,22 @@ CUTS = "shape.md#slices"
 
 OPS: tuple[AnyOp, ...] = (
     plain("identity", NoAttributes, same_shape, MOVES, row=row_of_input, entry=entry_of_input),
-    plain("flatten", NoAttributes, flatten_shape, MOVES, entry=entry_of_input, axes="placed"),
-    plain("reshape", Reshape, reshape_shape, MOVES, row=reshaped_row, entry=entry_of_input, axes="placed"),
+    plain("flatten", NoAttributes, flatten_shape, MOVES, takes="any", entry=entry_of_input, axes="placed"),
+    plain(
+        "reshape",
+        Reshape,
+        reshape_shape,
+        MOVES,
+        takes="any",
+        row=reshaped_row,
+        entry=entry_of_input,
+        axes="placed",
+    ),
     plain("transpose", Transpose, transpose_shape, MOVES, row=transposed_row, entry=entry_of_input, axes="placed"),
     plain("space_to_depth", Block, space_to_depth_shape, MOVES, entry=entry_of_input, axes="channels"),
     plain("depth_to_space", Block, depth_to_space_shape, MOVES, entry=entry_of_input, axes="channels"),
     plain("patches", Block, patches_shape, MOVES, entry=entry_of_input, axes="placed"),
-    plain("slice", Slice, slice_shape, CUTS, row=row_of_input, entry=entry_of_input),
+    plain("slice", Slice, slice_shape, CUTS, takes="any", row=row_of_input, entry=entry_of_input),
     plain(
         "clip_norm",
         ClipNorm,

@@ -145,3 +145,39 @@ def test_single_arrays_and_pickles_are_refused(tmp_path: Path) -> None:
         load_npz(tmp_path / "o.npz", (4,))
     with pytest.raises(OSError, match="No such file"):
         load_npz(tmp_path / "absent.npz", (4,))
+
+
+PARTS = (("ids", (3,)), ("mask", (3,)))
+
+
+def test_several_inputs_stand_in_a_file_by_their_names(tmp_path: Path) -> None:
+    ids, mask = RNG.integers(7, size=(20, 3)), RNG.integers(2, size=(20, 3)).astype(bool)
+    arrays = {"ids_train": ids, "mask_train": mask, "ids_test": ids[:5], "mask_test": mask[:5]}
+    np.savez(tmp_path / "d.npz", **arrays, y_train=np.arange(20) % 3, y_test=np.arange(5) % 3)
+    found = load_npz(tmp_path / "d.npz", (6,), 3, (7, 7, 7, 2, 2, 2), PARTS)
+    np.testing.assert_array_equal(found.x_train, np.concatenate([ids, mask], 1))
+    np.testing.assert_array_equal(found.x_test, found.x_train[:5])
+    assert found.x_train.dtype == np.int64
+    split = from_arrays({"ids": ids, "mask": mask, "y": np.arange(20)}, (6,), None, 7, PARTS)
+    assert (len(split.x_train), len(split.x_test)) == (16, 4)
+
+
+def test_images_beside_numbers_are_scaled_alone() -> None:
+    arrays = {"image": np.full((5, 2, 2), 255, np.uint8), "age": np.full((5, 1), 40.0), "y": np.zeros(5, np.int64)}
+    found = from_arrays(arrays, (5,), 2, None, (("image", (2, 2)), ("age", (1,))))
+    np.testing.assert_array_equal(found.x_train, [[1, 1, 1, 1, 40]] * 4)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"ids": np.zeros((4, 2), np.int64), "mask": np.zeros((4, 3), np.int64)}, r"ids has shape \(4, 2\)"),
+        ({"ids": np.zeros((4, 3), np.int64), "mask": np.zeros((3, 3), np.int64)}, "different numbers of examples"),
+        ({"ids": np.full((4, 3), 2), "mask": np.full((4, 3), 2)}, r"outside 0 … 1, the rows of the embedding"),
+        ({"ids": np.full((4, 3), -1), "mask": np.full((4, 3), 1)}, r"outside 0 … 6"),
+        ({"ids": np.zeros((4, 3), np.int64)}, "the file has arrays"),
+    ],
+)
+def test_inputs_by_name_that_do_not_fit(arrays: Any, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        from_arrays({**arrays, "y": np.zeros(4, np.int64)}, (6,), None, (7, 7, 7, 2, 2, 2), PARTS)

@@ -1,0 +1,148 @@
+"""Modules of several inputs, called as the reader's own: texts with masks and kinds of words, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lipcompile
+from lipcompile import InputError
+from lipcompile.analysis.tokens import vocabulary
+from lipcompile.pipeline import from_module
+from tests.frontends.torch.test_padded_texts import compiled
+from tests.torch.clip_nets import clipped, expected, whole
+
+WORDS, KINDS, WIDTH = 9, 2, 4
+LENGTHS = torch.tensor([3, 5, 1, 4])
+MASK = (torch.arange(5) < LENGTHS[:, None]).long()
+IDS = torch.tensor([[3, 5, 2, 8, 8], [4, 1, 7, 2, 6], [8, 0, 0, 1, 1], [2, 2, 3, 1, 0]])
+KIND = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 1, 0, 1], [1, 1, 1, 1, 0]])
+
+
+class Text(nn.Module):
+    """As the encoders of transformers are: words, kinds of words, a mask of padding, and a mean over words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.kinds = nn.Embedding(WORDS, WIDTH), nn.Embedding(KINDS, WIDTH)
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 6, 0.0, batch_first=True)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor, kinds: Tensor) -> Tensor:
+        padded = ~mask if mask.dtype == torch.bool else mask == 0
+        h = self.encoder(self.words(ids) + self.kinds(kinds), src_key_padding_mask=padded)
+        shown = (~padded)[:, :, None].float()
+        found: Tensor = self.head((h * shown).sum(1) / shown.sum(1))
+        return found
+
+
+class Numbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(6, 3)
+
+    def forward(self, image: Tensor, other: Tensor) -> Tensor:
+        found: Tensor = self.left(image) + self.right(other.flatten(1))
+        return found
+
+
+def text(mask: Tensor = MASK) -> dict[str, Tensor]:
+    return {"ids": IDS, "mask": mask, "kinds": KIND}
+
+
+@pytest.mark.parametrize("mask", [MASK, MASK.bool()], ids=["whole numbers", "truths"])
+def test_texts_with_masks_are_clipped_example_by_example(mask: Tensor, tmp_path: Path) -> None:
+    net, inputs = Text().eval(), text(mask)
+    module = compiled(net, inputs, tmp_path)
+    module.normaliser = 1.0
+    torch.testing.assert_close(module(**inputs), net(**inputs))
+    x, y = torch.cat([part.long() for part in inputs.values()], 1), torch.tensor([0, 1, 2, 0])
+    found, wanted = clipped(module, x, y), expected(module, x, y)
+    for name, gradient in wanted.items():
+        assert torch.allclose(found[name].double(), gradient, rtol=2e-4, atol=2e-6 * whole(wanted)), name
+
+
+CALLS: Mapping[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
+    "by position": lambda module, given: module(*given.values()),
+    "by name": lambda module, given: module(**dict(reversed(given.items()))),
+    "the last by name": lambda module, given: module(given["ids"], given["mask"], kinds=given["kinds"]),
+    "in a mapping": lambda module, given: module(given),
+    "as one": lambda module, given: module(torch.cat([*given.values()], 1)),
+}
+
+
+@pytest.fixture(scope="module")
+def private() -> Any:
+    return lipcompile.private(Text().eval(), text(), bounds="clip")
+
+
+@pytest.mark.parametrize("way", CALLS)
+def test_inputs_are_given_as_the_module_takes_them(way: str, private: Any) -> None:
+    torch.testing.assert_close(CALLS[way](private, text()), Text().eval()(**text()))
+
+
+WRONG: Mapping[str, tuple[Callable[[Any], Tensor], str]] = {
+    "missing": (
+        lambda module: module(IDS, MASK),
+        r"ids, mask, kinds, in this order or by name; got 2 by position",
+    ),
+    "unknown": (lambda module: module(IDS, MASK, labels=KIND), "got 2 by position, labels"),
+    "twice": (lambda module: module(IDS, MASK, KIND, kinds=KIND), "got 3 by position, kinds"),
+    "too many": (lambda module: module(IDS, MASK, KIND, KIND), "got 4 by position"),
+    "a shape": (lambda module: module(IDS, MASK[:, :4], KIND), r"expected `mask` of shape \[B, 5\], got \(4, 4\)"),
+    "a batch": (lambda module: module(IDS, MASK[:3], KIND), "different sizes: ids 4, mask 3, kinds 4"),
+    "real numbers": (lambda module: module(IDS, MASK.float(), KIND), "tokens of an integer dtype"),
+}
+
+
+@pytest.mark.parametrize("way", WRONG)
+def test_other_inputs_are_refused(way: str, private: Any) -> None:
+    call, reason = WRONG[way]
+    with pytest.raises((TypeError, ValueError), match=reason):
+        call(private)
+
+
+def test_views_of_several_inputs() -> None:
+    """Two equal views are one: the output of each, and the loss of their mean."""
+    given = (torch.randn(5, 4), torch.randn(5, 2, 3))
+    module = lipcompile.private(Numbers(), given, bounds="clip")
+    with module.on_views():
+        found = module(*(torch.stack([x, x], 1) for x in given))
+    torch.testing.assert_close(found, module(*given)[:, None].expand(5, 2, 3))
+
+
+def test_each_entry_has_the_tokens_of_the_tables_that_read_it() -> None:
+    """A mask that no table reads may hold as many as the largest: what it is compared with is not known."""
+    analysis = from_module(Text().eval(), text(), bounds="clip", loss="cross_entropy").analysis
+    assert analysis is not None
+    assert vocabulary(analysis.graph) == (*[WORDS] * 5, *[WORDS] * 5, *[KINDS] * 5)
+
+
+def test_numbers_beside_tokens_are_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"whole numbers, `ids`, `kinds`, beside .*, `mask`, are not yet supported"
+    ):
+        lipcompile.private(Text(), text(MASK.float()), bounds="clip")
+
+
+@pytest.mark.filterwarnings("ignore:a fixed seed makes")
+def test_training_takes_the_inputs_by_their_names(tmp_path: Path) -> None:
+    """A mapping, and the examples as one array, give the same weights."""
+    inputs, y = {name: np.tile(part.numpy(), (4, 1)) for name, part in text().items()}, np.tile([0, 1, 2, 0], 4)
+    whole_input = np.concatenate([*inputs.values()], 1)
+    options: dict[str, Any] = {"epsilon": 9, "delta": 1e-2, "epochs": 1, "batch_size": 4, "loss": "cross_entropy"}
+    options |= {"example": text(), "bounds": "clip", "how": {"seed": 0}}
+    found = [
+        lipcompile.train(Text().eval(), (x, y, x, y), tmp_path / name, **options)
+        for name, x in (("mapping", inputs), ("array", whole_input))
+    ]
+    assert found[0].steps == found[1].steps == 4
+    one, other = (torch.load(tmp_path / name / "checkpoint.pt")["states"]["module"] for name in ("mapping", "array"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
