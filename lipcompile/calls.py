@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # Codes of operations without a rule. Gradients of whole modules need none.
-_NO_RULE = {"LIP100", "LIP110", "LIP121", "LIP308"}
+_NO_RULE = {"LIP100", "LIP105", "LIP110", "LIP121", "LIP308"}
 
 
 def private(

@@ -1,8 +1,9 @@
-"""Several inputs of a network as one: their entries, one after another."""
+"""What a network is called with: one input or several, which may become one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,3 +45,53 @@ def joined(
 
 def _told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return ", ".join([*[f"{len(args)} by position"] * bool(args), *kwargs]) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a module is called with: tensors [B, V, …], or a row for each view [B·V, …]; V is 1 without views."""
+
+    args: tuple[Tensor, ...]
+    kwargs: dict[str, Tensor]
+
+    @staticmethod
+    def of(inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor], *, views: bool) -> Given:
+        """Return one input or several, by position or by name; raises ValueError if they do not fit."""
+        if isinstance(inputs, Mapping):
+            found = Given((), dict(inputs))
+        else:
+            found = Given((inputs,) if isinstance(inputs, Tensor) else tuple(inputs), {})
+        found = found if views else found.each(lambda x: x[:, None])
+        sizes = {tuple(x.shape[:2]) for x in found.tensors()}
+        if len(sizes) != 1 or len(size := sizes.pop()) < 2 or not size[1]:
+            expected = "views [B, V, …]" if views else "inputs [B, …]"
+            shapes = ", ".join(str(list(x.shape)) for x in found.tensors()) or "nothing"
+            raise ValueError(f"expected {expected} of one B, got {shapes}")
+        return found
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> Given:
+        """Return what a function makes of each tensor."""
+        return Given(tuple(map(function, self.args)), {name: function(x) for name, x in self.kwargs.items()})
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the inputs without their names."""
+        return (*self.args, *self.kwargs.values())
+
+    def __len__(self) -> int:
+        return len(self.tensors()[0])
+
+    @property
+    def views(self) -> int:
+        """V."""
+        return int(self.tensors()[0].shape[1])
+
+    def __getitem__(self, chunk: slice) -> Given:
+        return self.each(lambda x: x[chunk])
+
+    def rows(self) -> Given:
+        """Return a row for each view."""
+        return self.each(lambda x: x.flatten(0, 1))
+
+    def rolled(self) -> Given:
+        """Return each row in the place behind its own."""
+        return self.each(lambda x: x.roll(1, 0))

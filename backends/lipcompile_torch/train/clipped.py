@@ -9,7 +9,7 @@ size, not by the size of the batch, which is private.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..clip.example_passes import Tables, explaining, forgetting, plain_tensors
 from ..clip.factors import Factors
 from ..devices import at_once
 from ..nn.functional import clip_scale, example_norms
+from ..nn.inputs import Given
 from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, allocate, values_by_name
 from . import checks
@@ -54,7 +55,7 @@ class ClippedGradients:
     that moves is covered by `precision.sum_slack`.
 
     Args:
-        module: emitted, with its own loss; or any torch module from one tensor to one, with `per_example_loss`.
+        module: emitted, with its own loss; or any torch module from tensors to one, with `per_example_loss`.
         clipping: C, one length for the whole gradient; or C_p by parameter name or pattern, as for weights of
             noise (`noise.mechanism.allocate`): `{"*": 0.1}` clips every parameter's part to 0.1.
         normaliser: b, the expected batch size.
@@ -156,11 +157,11 @@ class ClippedGradients:
         finally:
             self.takes_views = False
 
-    def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def backward(self, inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor], targets: Tensor) -> Tensor:
         """Add the clipped gradients of these examples to those since `reset`, and put the sum over b into `.grad`.
 
         Args:
-            inputs: [B, …], B may be 0; views [B, V, …] within `on_views`.
+            inputs: [B, …], B may be 0; views [B, V, …] within `on_views`. Several inputs by position, or by name.
             targets: [B, …].
 
         Returns:
@@ -171,22 +172,20 @@ class ClippedGradients:
                 it.
             ValueError: inputs and targets of different numbers, or no views where they are expected.
         """
-        if len(inputs) != len(targets):
-            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: each example needs one target")
-        views = inputs if self.takes_views else inputs[:, None]
-        if views.dim() < 2 or not views.shape[1]:
-            raise ValueError(f"expected views [B, V, …], got {tuple(inputs.shape)}")
+        views = Given.of(inputs, views=self.takes_views)
+        if len(views) != len(targets):
+            raise ValueError(f"{len(views)} inputs and {len(targets)} targets: each example needs one target")
         self._check_module()
         self.masks.check()
-        total, sums = torch.zeros((), device=inputs.device), self._sums
-        size = max(self._chunk_size // views.shape[1], 1)
-        for start in range(0, len(inputs), size):
+        total, sums = torch.zeros((), device=targets.device), self._sums
+        size = max(self._chunk_size // views.views, 1)
+        for start in range(0, len(views), size):
             chunk = slice(start, start + size)
             loss, gradients = self._per_example_gradients(views[chunk], targets[chunk])
             sums = self._added(sums, gradients)
             total = total + loss
         # All at once: a piece that fails on its way and is tried again must not count twice.
-        self._sums, self.examples = sums, self.examples + len(inputs)
+        self._sums, self.examples = sums, self.examples + len(views)
         self.deposit_()
         return total
 
@@ -203,7 +202,7 @@ class ClippedGradients:
 
     # --- per-example gradients ---
 
-    def _per_example_gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _per_example_gradients(self, inputs: Given, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of losses over b, and the gradient of each one's loss over b, [B, *parameter].
 
         Args:
@@ -227,15 +226,15 @@ class ClippedGradients:
         self._check_first(inputs, targets, gradients)
         return total.detach(), gradients
 
-    def _outputs(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    def _outputs(self, copies: dict[str, Tensor], inputs: Given) -> Tensor:
         """Return the outputs of examples alone, each from parameters of its own: a row for each view [B·V, …]; of
         a compiled module as its criterion takes them.
         """
-        rows = inputs.flatten(0, 1)
+        rows = inputs.rows()
         if isinstance(self.module, LipschitzModule):
             if self.module.input_tokens:
                 self._run_together(rows)
-            with self.module.given_rows(inputs.shape[1] if self.takes_views else None):
+            with self.module.given_rows(inputs.views if self.takes_views else None):
                 with self.module.gate.bypassed():
                     outputs = self._alone(copies, inputs)
                 return self.module.release(outputs)
@@ -244,13 +243,13 @@ class ClippedGradients:
         self._check_alone(rows, together, outputs.detach())
         return outputs
 
-    def _alone(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        def run(parameters: dict[str, Tensor], views: Tensor) -> Tensor:
-            output: Tensor = functional_call(self.module, parameters, (views,))
+    def _alone(self, copies: dict[str, Tensor], inputs: Given) -> Tensor:
+        def run(parameters: dict[str, Tensor], args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
+            output: Tensor = functional_call(self.module, parameters, args, kwargs)
             return output
 
         with explaining(), forgetting(self.module), Tables():
-            return vmap(run, randomness="different")(copies, inputs).flatten(0, 1)
+            return vmap(run, randomness="different")(copies, inputs.args, inputs.kwargs).flatten(0, 1)
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of losses over b, 0-dim; of an example the mean over its views."""
@@ -313,7 +312,7 @@ class ClippedGradients:
                     "examples: use group or layer normalisation, or call eval() on this layer"
                 )
 
-    def _run_together(self, inputs: Tensor) -> Tensor:
+    def _run_together(self, inputs: Given) -> Tensor:
         """Return the outputs [B, …] of one batch, without gradients; refuse what writes to buffers or parameters.
 
         It checks what indexes a table, too: torch's rule for an embedding under `vmap` takes an index beyond the
@@ -324,7 +323,7 @@ class ClippedGradients:
         before = held | plain_tensors(self.module)
         with torch.no_grad(), forgetting(self.module):
             after = copies | plain_tensors(self.module)
-            outputs: object = functional_call(self.module, copies, (inputs,))
+            outputs: object = functional_call(self.module, copies, inputs.args, inputs.kwargs)
         changed = [name for name, tensor in before.items() if not _same(tensor.detach(), after[name], 0.0)]
         if changed:
             raise PrivacyError(
@@ -332,7 +331,7 @@ class ClippedGradients:
                 "these would be released without noise: call eval() on those layers, or set "
                 "track_running_stats=False, max_norm=None"
             )
-        if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1]:
+        if not isinstance(outputs, Tensor) or outputs.shape[:1] != (len(inputs),):
             found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
             raise PrivacyError(
                 f"the module maps a batch of {len(inputs)} examples to {found}: it must return one tensor [B, …]; "
@@ -340,13 +339,13 @@ class ClippedGradients:
             )
         return outputs
 
-    def _check_alone(self, inputs: Tensor, together: Tensor, alone: Tensor) -> None:
+    def _check_alone(self, inputs: Given, together: Tensor, alone: Tensor) -> None:
         """Refuse a module whose output for one example depends on another, as far as a first batch shows it."""
         if self._compared or len(inputs) < 2:
             return
         tolerance = self._tolerance(together)
         same = together.shape == alone.shape and _same(together, alone, tolerance)
-        moved = self._run_together(inputs.roll(1, 0))
+        moved = self._run_together(inputs.rolled())
         in_place = same and _same(together.roll(1, 0), moved, tolerance)
         # Dropout differs from one pass to the next: then nothing can be said.
         if in_place or not _same(together, self._run_together(inputs), 0.0):
@@ -361,7 +360,7 @@ class ClippedGradients:
             "so per-example gradients are undefined: normalise, centre or attend within one example"
         )
 
-    def _check_first(self, inputs: Tensor, targets: Tensor, gradients: dict[str, Tensor]) -> None:
+    def _check_first(self, inputs: Given, targets: Tensor, gradients: dict[str, Tensor]) -> None:
         """Refuse a module whose gradient of one example depends on another, as the first one of a batch shows it:
         own autograd functions may have rules for `vmap` that mix them.
         """
@@ -370,7 +369,7 @@ class ClippedGradients:
         self._compared = True
 
         def alone() -> Tensor:
-            return _flat(self._per_example_gradients(inputs[:1], targets[:1])[1])
+            return _flat(self._per_example_gradients(inputs[slice(1)], targets[:1])[1])
 
         first, one = _flat({name: rows[:1] for name, rows in gradients.items()}), alone()
         if not _same(first, one, self._tolerance(first)) and _same(one, alone(), 0.0):
@@ -395,14 +394,15 @@ class ClippedGradients:
                 "put a penalty on weights into the optimizer (weight_decay)"
             )
 
-    def _check_sum(self, inputs: Tensor, targets: Tensor, gradients: dict[str, Tensor]) -> None:
+    def _check_sum(self, inputs: Given, targets: Tensor, gradients: dict[str, Tensor]) -> None:
         """Refuse a module whose examples have other gradients than torch's own backward pass adds up, as a first
         batch shows it. Roundings may turn over a few kinks, and parts of a gradient may cancel.
         """
 
         def summed() -> list[Tensor]:
             with torch.enable_grad(), forgetting(self.module):
-                total = self._total(self.module(inputs.flatten(0, 1)), targets)
+                rows = inputs.rows()
+                total = self._total(self.module(*rows.args, **rows.kwargs), targets)
                 sums = torch.autograd.grad(
                     total, list(self._parameters.values()), allow_unused=True, materialize_grads=True
                 )

@@ -144,5 +144,5 @@ def test_training_takes_the_inputs_by_their_names(tmp_path: Path) -> None:
         for name, x in (("mapping", inputs), ("array", whole_input))
     ]
     assert found[0].steps == found[1].steps == 4
-    one, other = (torch.load(tmp_path / name / "checkpoint.pt")["states"]["module"] for name in ("mapping", "array"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    saved = [torch.load(tmp_path / name / "checkpoint.pt")["states"]["module"] for name in ("mapping", "array")]
+    assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])

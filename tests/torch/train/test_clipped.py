@@ -244,7 +244,7 @@ def test_views_that_are_none_or_mixed_are_refused() -> None:
     x, y = vectors(6, torch.float32)
     sums = clipped(nn.Linear(4, 3), 1.0)
     for wrong in (x[:, 0], x[:, None][:, :0]):
-        with sums.on_views(), pytest.raises(ValueError, match=r"expected views \[B, V, …\], got \(6,"):
+        with sums.on_views(), pytest.raises(ValueError, match=r"expected views \[B, V, …\] of one B, got \[6"):
             sums.backward(wrong, y)
     mixing = clipped(Centred(4, 3), 1.0)
     with mixing.on_views(), pytest.raises(PrivacyError, match="depends on the other examples"):
@@ -922,6 +922,62 @@ def test_settings_that_fit_nothing_are_refused() -> None:
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(PrivacyError, match="has hooks"):
         clipped(hooked, 1.0)
+
+
+class Table(nn.Module):
+    """As networks for tables are: categories are looked up, numbers stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.head = nn.Embedding(5, 2), nn.Linear(6, 3)
+
+    def forward(self, categories: Tensor, numbers: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.cat([self.rows(categories).flatten(1), numbers], 1))
+        return found
+
+
+@pytest.mark.parametrize("way", ["by position", "by name", "views"])
+def test_several_inputs_are_clipped_as_one_example(way: str) -> None:
+    torch.manual_seed(0)
+    module, numbers, y = Table().double(), torch.randn(7, 2).double(), torch.arange(7) % 3
+    categories = torch.randint(0, 5, (7, 2))
+    alone = []
+    for i in range(7):
+        module.zero_grad()
+        one = slice(i, i + 1)
+        cross_entropy(module(categories[one], numbers[one]), y[one]).sum().backward()  # type: ignore[no-untyped-call]
+        alone.append({name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None})
+    assert min(map(length, alone)) < 2.0 < max(map(length, alone))
+    sums = clipped(module, 2.0, chunk_size=3)
+    if way == "by position":
+        sums.backward((categories, numbers), y)
+    elif way == "by name":
+        sums.backward({"numbers": numbers, "categories": categories}, y)
+    else:
+        with sums.on_views():
+            sums.backward(tuple(torch.stack([x, x], 1) for x in (categories, numbers)), y)
+    assert_close(gradient(module), summed(alone, lambda parts, _: min(1.0, 2.0 / length(parts))))
+
+
+class Paired(Table):
+    """Reads the categories of the example before."""
+
+    def forward(self, categories: Tensor, numbers: Tensor) -> Tensor:
+        return super().forward(categories.roll(1, 0), numbers)
+
+
+def test_an_input_of_another_example_is_refused() -> None:
+    given = torch.arange(4)[:, None].expand(4, 2), torch.ones(4, 2)
+    with pytest.raises(PrivacyError, match="depends on the other examples of the batch"):
+        clipped(Paired(), 1.0).backward(given, torch.zeros(4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("inputs", [(), (torch.ones(3, 2), torch.ones(4, 2)), torch.tensor(1.0)])
+def test_inputs_of_no_batch_are_refused(inputs: Any) -> None:
+    with pytest.raises(
+        (ValueError, IndexError), match=r"expected inputs \[B, …\] of one B|Dimension out of range|too many"
+    ):
+        clipped(nn.Linear(2, 2), 1.0).backward(inputs, torch.zeros(3, dtype=torch.long))
 
 
 def test_calls_that_fit_nothing_are_refused() -> None:

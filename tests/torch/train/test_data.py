@@ -152,8 +152,9 @@ PARTS = (("ids", (3,)), ("mask", (3,)))
 
 def test_several_inputs_stand_in_a_file_by_their_names(tmp_path: Path) -> None:
     ids, mask = RNG.integers(7, size=(20, 3)), RNG.integers(2, size=(20, 3)).astype(bool)
-    arrays = {"ids_train": ids, "mask_train": mask, "ids_test": ids[:5], "mask_test": mask[:5]}
-    np.savez(tmp_path / "d.npz", **arrays, y_train=np.arange(20) % 3, y_test=np.arange(5) % 3)
+    labels = {"y_train": np.arange(20) % 3, "y_test": np.arange(5) % 3}
+    arrays: Any = {"ids_train": ids, "mask_train": mask, "ids_test": ids[:5], "mask_test": mask[:5], **labels}
+    np.savez(tmp_path / "d.npz", **arrays)
     found = load_npz(tmp_path / "d.npz", (6,), 3, (7, 7, 7, 2, 2, 2), PARTS)
     np.testing.assert_array_equal(found.x_train, np.concatenate([ids, mask], 1))
     np.testing.assert_array_equal(found.x_test, found.x_train[:5])
