@@ -54,8 +54,9 @@ def private(
         options: see `frontends.options.model_options`; `batch_norm="group_norm"` replaces batch normalisation.
 
     Returns:
-        A `lipcompile_torch.LipschitzModule`: an `nn.Module`, whose `criterion` is the loss. With bounds by clip it
-        has the weights of `module`; bounds by theorem project them into their constraints.
+        A `lipcompile_torch.LipschitzModule`: an `nn.Module` that takes the inputs of the example, by position or
+        by name, and whose `criterion` is the loss. With bounds by clip it has the weights of `module`; bounds by
+        theorem project them into their constraints.
 
     Raises:
         InputError: the module is rejected; the diagnostics say where, why, and how to fix it.
