@@ -34,6 +34,7 @@ from lipcompile.frontends.torch.tracing import (
     retraced,
     traced,
     untraceable,
+    without_cache,
     written_buffers,
 )
 from lipcompile.frontends.torch.translation import digest, line_of, translated
@@ -285,7 +286,7 @@ class ModuleRun:
         args = [next(given).to(like) for like in likes]
         kwargs = {name: next(given).to(like) for name, like in named.items()}
         try:
-            with silence(), evaluating(self.module), torch.no_grad():
+            with silence(), evaluating(self.module), without_cache(self.module), torch.no_grad():
                 (output,) = torch.utils._pytree.tree_leaves(self.module(*args, **kwargs))
         except Exception as error:
             raise OriginalError(f"the module fails: {summary(error)}") from None

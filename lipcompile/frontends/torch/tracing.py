@@ -203,6 +203,7 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
         silence(),
         rewritten(),
         _out_of_place(module),
+        without_cache(module),
         _spelled_out(module, len(args), kwargs),
         opt_einsum.flags(enabled=False),
     ):
@@ -314,6 +315,22 @@ def _failure(module: Module, examples: Sequence[Example]) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+@contextmanager
+def without_cache(module: Module) -> Iterator[None]:
+    """Let models of transformers return the logits alone meanwhile, without the keys and values that writing reads."""
+    configs = {
+        id(config): config for part in module.modules() if (config := getattr(part, "config", None)) is not None
+    }
+    changed = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    try:
+        for config in changed:
+            config.use_cache = False
+        yield
+    finally:
+        for config in changed:
+            config.use_cache = True
 
 
 @contextmanager

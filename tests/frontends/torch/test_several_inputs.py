@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,18 @@ class Numbers(nn.Module):
         return found
 
 
+class Cached(Text):
+    """As models of language are: beside the logits it returns what it keeps, unless it is told not to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+
+    def forward(self, ids: Tensor, mask: Tensor, kinds: Tensor) -> Any:
+        logits = super().forward(ids, mask, kinds)
+        return (logits, SimpleNamespace(keys=logits)) if self.config.use_cache else (logits,)
+
+
 def text(mask: Tensor = MASK) -> dict[str, Tensor]:
     return {"ids": IDS, "mask": mask, "kinds": KIND}
 
@@ -67,6 +80,13 @@ def test_texts_with_masks_are_clipped_example_by_example(mask: Tensor, tmp_path:
     found, wanted = clipped(module, x, y), expected(module, x, y)
     for name, gradient in wanted.items():
         assert torch.allclose(found[name].double(), gradient, rtol=2e-4, atol=2e-6 * whole(wanted)), name
+
+
+def test_what_a_model_of_language_keeps_is_left_out() -> None:
+    net = Cached().eval()
+    module = lipcompile.private(net, text(), bounds="clip")
+    torch.testing.assert_close(module(**text()), net(**text())[0])
+    assert net.config.use_cache
 
 
 CALLS: Mapping[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
