@@ -319,7 +319,7 @@ def _failure(module: Module, examples: Sequence[Example]) -> Exception | None:
 
 @contextmanager
 def without_cache(module: Module) -> Iterator[None]:
-    """Let models of transformers return the logits alone meanwhile, without the keys and values that writing reads."""
+    """Let models of transformers return the logits alone meanwhile, without the keys and values that they keep."""
     configs = {
         id(config): config for part in module.modules() if (config := getattr(part, "config", None)) is not None
     }
