@@ -13,8 +13,8 @@ import pytest
 import torch
 from lipcompile_torch import LipschitzModule
 from lipcompile_torch.audit.moves import Domain, clip_convolution
-from lipcompile_torch.audit.points import Admissible, Point, Terrain, _identity
-from lipcompile_torch.audit.search import Attained, AuditConfig, audit
+from lipcompile_torch.audit.points import Admissible, Look, Point, Terrain, _identity
+from lipcompile_torch.audit.search import Attained, AuditConfig, _Ascent, audit
 from lipcompile_torch.certify import constraints, operators
 
 from lipcompile import __main__
@@ -179,6 +179,15 @@ def test_an_ascent_goes_along_the_slope_and_stays_in_the_ball() -> None:
     for entries in (1, 10, 1000):
         x = terrain.bounded_input(torch.rand(1, entries, dtype=torch.float64))
         assert float(x.norm()) <= 5 * (1 - 1e-12 - entries * 2.0**-51)
+
+
+def test_blocks_move_in_the_order_of_the_model() -> None:
+    """In one that each process draws for its sets, the same seed would lead elsewhere."""
+    names = [f"block{place}" for place in range(20)]
+    level: Any = SimpleNamespace(moved=lambda point, *_: point, value=lambda *_: 0.0)
+    ascent, x = _Ascent(level, names), torch.ones(1, 1)
+    ascent.step(Point(x, x, {}), Look(1.0, dict.fromkeys(names, x), {}, x))
+    assert list(ascent.sizes) == names
 
 
 def test_a_free_weight_does_not_run_away() -> None:

@@ -206,7 +206,7 @@ class _Ascent:
 
     def step(self, point: Point, look: Look) -> tuple[Point, float]:
         """Return a point of a larger value, or the same."""
-        steep = {name for name, slope in look.slopes.items() if slope.abs().max() > 0}
+        steep = [name for name, slope in look.slopes.items() if slope.abs().max() > 0]
         self.sizes = {name: self.sizes.get(name, _STEEP) for name in steep}
         trial = self.terrain.moved(point, look.slopes, self.sizes)
         value = self.terrain.value(trial, self.objective)
