@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +16,10 @@ from lipcompile_torch.audit.points import Admissible, Look, Point, Terrain, _ide
 from lipcompile_torch.audit.search import Attained, AuditConfig, _Ascent, audit
 from lipcompile_torch.certify import constraints, operators
 
-from lipcompile import __main__
+from tests.cli.commands import run
 from tests.nights import by_day
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
 Capture = pytest.CaptureFixture[str]
 
 STEEP = "loss cross_entropy(temperature=4)"
@@ -51,15 +51,6 @@ NETWORKS = {
     "lstm": ("input x: tensor[1, 3], norm <= 2; lstm(4, bias=0.5); dense(1); loss kr", 0.5),
     "frozen": (f"{VECTOR}; frozen {{ dense(8) }}; groupsort(2); dense(1); loss kr", 0.95),
 }
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 def write(body: str) -> None:
