@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -33,14 +33,22 @@ def names_in(expressions: Iterable[Any]) -> set[str]:
     return {symbol.name for one in expressions if one is not None for symbol in one.free_symbols}
 
 
-def needed(formulas: Iterable[Any], definitions: Iterable[Definition]) -> list[Definition]:
-    """Return the definitions that formulas rest on, in their order; they rest on earlier ones only."""
+def needed(
+    formulas: Iterable[Any],
+    definitions: Iterable[Definition],
+    follows: Callable[[Any], bool] = lambda expression: True,
+) -> list[Definition]:
+    """Return the definitions that formulas rest on, in their order; they rest on earlier ones only.
+
+    follows: whether the names in the formula of a definition count, too.
+    """
     used = names_in(formulas)
     found: list[Definition] = []
     for definition in reversed(list(definitions)):
         if definition.name in used:
             found.append(definition)
-            used |= names_in([definition.expression])
+            if definition.expression is not None and follows(definition.expression):
+                used |= names_in([definition.expression])
     return found[::-1]
 
 

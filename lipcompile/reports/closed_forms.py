@@ -55,25 +55,13 @@ def expand(
         if definition.expression is not None:
             written[definition.name] = _written(definition.expression, written, longest)
     results = tuple(_written(root, written, longest) for root in roots)
-    left = _left(results, written)
+    changed = (replace(one, expression=written.get(one.name)) for one in known.values())
+    left = needed(results, changed)
     return Expansion(
         results,
-        names=tuple(
-            replace(known[name], expression=written[name]) for name in known if name in left and name in written
-        ),
-        inputs=tuple(known[name] for name in known if name in left and name not in written),
+        names=tuple(one for one in left if one.expression is not None),
+        inputs=tuple(one for one in left if one.expression is None),
     )
-
-
-def _left(results: Iterable[Any], written: Mapping[str, Any]) -> set[str]:
-    """Return the names that are left in formulas, and in what these stand for."""
-    left: set[str] = set()
-    waiting = list(results)
-    while waiting:
-        new = names_in([waiting.pop()]) - left
-        left |= new
-        waiting += [written[name] for name in new if name in written]
-    return left
 
 
 def _written(expression: Any, written: Mapping[str, Any], longest: int) -> Any:

@@ -15,7 +15,7 @@ from lipcompile.core.derivation import Analysis, Bound, Depth, Derivation
 from lipcompile.core.graph import ClipGroup, Parameter
 from lipcompile.diagnostics import Severity
 from lipcompile.numbers import text as scalar_text
-from lipcompile.numbers.known import Definition, names_in
+from lipcompile.numbers.known import Definition, names_in, needed
 from lipcompile.numbers.rounding import upward
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, up
@@ -118,17 +118,11 @@ def _mentioned(analysis: Analysis, *, whole: bool) -> tuple[Definition, ...]:
 
     whole: whether the formula of every name is shown.
     """
-    known = {definition.name: definition for definition in analysis.definitions}
-    slope = (analysis.lipschitz,) if proves(analysis.graph) else ()
-    waiting = [bound.expression for bound in (*analysis.parameters.values(), analysis.total, *slope)]
-    free = set() if proves(analysis.graph) else set(known)  # nothing rests on the norms of weights, or of inputs
-    found = {name for name, definition in known.items() if definition.expression is None} - free
-    while waiting:
-        new = (names_in([waiting.pop()]) & known.keys()) - found
-        found |= new
-        formulas = [known[name].expression for name in new if known[name].expression is not None]
-        waiting += [formula for formula in formulas if whole or _short(formula)]
-    return tuple(definition for name, definition in known.items() if name in found)
+    proved = proves(analysis.graph)  # or nothing rests on the norms of weights, or of inputs
+    bounds = (*analysis.parameters.values(), analysis.total, *([analysis.lipschitz] if proved else []))
+    formulas = [bound.expression for bound in bounds]
+    found = {one.name for one in needed(formulas, analysis.definitions, lambda one: whole or _short(one))}
+    return tuple(d for d in analysis.definitions if d.name in found or (proved and d.expression is None))
 
 
 def _short(expression: Any) -> bool:

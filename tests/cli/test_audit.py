@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +12,14 @@ import pytest
 import torch
 from lipcompile_torch import LipschitzModule
 from lipcompile_torch.audit.moves import Domain, clip_convolution
-from lipcompile_torch.audit.points import Admissible, Point, Terrain, _identity
-from lipcompile_torch.audit.search import Attained, AuditConfig, audit
+from lipcompile_torch.audit.points import Admissible, Look, Point, Terrain, _identity
+from lipcompile_torch.audit.search import Attained, AuditConfig, _Ascent, audit
 from lipcompile_torch.certify import constraints, operators
 
-from lipcompile import __main__
+from tests.cli.commands import run
 from tests.nights import by_day
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
 Capture = pytest.CaptureFixture[str]
 
 STEEP = "loss cross_entropy(temperature=4)"
@@ -51,15 +51,6 @@ NETWORKS = {
     "lstm": ("input x: tensor[1, 3], norm <= 2; lstm(4, bias=0.5); dense(1); loss kr", 0.5),
     "frozen": (f"{VECTOR}; frozen {{ dense(8) }}; groupsort(2); dense(1); loss kr", 0.95),
 }
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 def write(body: str) -> None:
@@ -179,6 +170,15 @@ def test_an_ascent_goes_along_the_slope_and_stays_in_the_ball() -> None:
     for entries in (1, 10, 1000):
         x = terrain.bounded_input(torch.rand(1, entries, dtype=torch.float64))
         assert float(x.norm()) <= 5 * (1 - 1e-12 - entries * 2.0**-51)
+
+
+def test_blocks_move_in_the_order_of_the_model() -> None:
+    """In one that each process draws for its sets, the same seed would lead elsewhere."""
+    names = [f"block{place}" for place in range(20)]
+    level: Any = SimpleNamespace(moved=lambda point, *_: point, value=lambda *_: 0.0)
+    ascent, x = _Ascent(level, names), torch.ones(1, 1)
+    ascent.step(Point(x, x, {}), Look(1.0, dict.fromkeys(names, x), {}, x))
+    assert list(ascent.sizes) == names
 
 
 def test_a_free_weight_does_not_run_away() -> None:

@@ -21,17 +21,13 @@ from lipcompile import __main__
 from lipcompile.cli.shared import progress
 from tests.nights import by_day
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
 Capture = pytest.CaptureFixture[str]
 
 SIGNS = "input x: tensor[40], norm <= 1; dense(1); loss kr"
 CROSS = "dense(3, bias=true); loss cross_entropy"
 CLIPPED = f"input x: tensor[8]; dense(8, bias=true); relu; {CROSS}"
 TOKENS = "input x: tokens[3]; embedding(7, 4); flatten; dense(3); loss cross_entropy(temperature=4)"
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def run(options: str, body: str = SIGNS) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import torch
 from lipcompile_torch.deploy import robustness
 
-from lipcompile import __main__
+from tests.cli.commands import run
 
 Capture = pytest.CaptureFixture[str]
 SCHEMA = json.loads(files("lipcompile.reports").joinpath("certify.schema.json").read_text(encoding="utf-8"))
@@ -40,10 +39,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def compiled(body: str, name: str = "model") -> None:
     Path(f"{name}.lip").write_text(f"model {name} {{\n" + body.replace("; ", "\n") + "\n}\n")
     assert run(f"compile {name}.lip -o {name}.py") == 0
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 COMMAND = "certify model.py --data data.npz --weights weights.pt"

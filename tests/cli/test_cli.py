@@ -18,8 +18,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from lipcompile import __main__, pipeline
+from lipcompile import pipeline
 from lipcompile.cli import cli
+from tests.cli.commands import run
 from tests.nights import by_day
 
 Capture = pytest.CaptureFixture[str]
@@ -60,10 +61,6 @@ def arrays(examples: int = 40) -> dict[str, Any]:
     x = rng.standard_normal((examples, 4)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
     return {"x_train": x, "y_train": y, "x_test": x[:10], "y_test": y[:10]}
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 def listing(folder: Path) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -16,15 +15,11 @@ import pytest
 import torch
 from lipcompile_torch.train.data import load_test_npz
 
-from lipcompile import __main__
 from lipcompile.core.backend import instantiate
+from tests.cli.commands import run
 
 Capture = pytest.CaptureFixture[str]
 EXPORT = "export run/model.py --weights run/checkpoint.pt"
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 @pytest.fixture(scope="module")

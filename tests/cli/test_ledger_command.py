@@ -25,17 +25,11 @@ from lipcompile_torch.train.ledger import Ledger
 
 from lipcompile import __main__
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
 Capture = pytest.CaptureFixture[str]
 ADD, REPLACE = NeighbouringRelation.ADD_REMOVE, NeighbouringRelation.REPLACE_ONE
 POISSON, PLAIN, EPOCH = Mechanism(0.1, 1.5), Mechanism(1.0, 4.0), RandomAllocation(5, 1.25)
 FIXED = WithoutReplacement(10, 100, 1.5)
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def run(arguments: str) -> int:
@@ -198,11 +192,11 @@ def test_the_text_rounds_epsilon_up(capsys: Capture) -> None:
     assert exact <= float(shown[1]) < exact + 1e-4
 
 
-def test_the_folder_of_a_run_and_a_ledger_in_use_can_be_read(place: Path, capsys: Capture) -> None:
+def test_the_folder_of_a_run_and_a_ledger_in_use_can_be_read(tmp_path: Path, capsys: Capture) -> None:
     write(POISSON)
     running = Ledger("ledger.jsonl", ADD, 100)
     running.record_step(POISSON)
-    assert run(f"{place} --accountant rdp") == 0
+    assert run(f"{tmp_path} --accountant rdp") == 0
     assert "3 steps" in capsys.readouterr().out
     running.close()
 
@@ -225,9 +219,9 @@ def test_other_files_are_refused(content: bytes, capsys: Capture) -> None:
     refused("other", capsys)
 
 
-def test_what_cannot_be_opened_is_refused(place: Path, capsys: Capture) -> None:
+def test_what_cannot_be_opened_is_refused(tmp_path: Path, capsys: Capture) -> None:
     assert "No such file" in refused("missing.jsonl", capsys)
-    assert "No such file" in refused(str(place), capsys)
+    assert "No such file" in refused(str(tmp_path), capsys)
     assert "it is no file" in refused("/dev/zero", capsys)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lipcompile import __main__
 from lipcompile.cli.shared.presets import Facts, public_delta, text_of
 from lipcompile.pipeline import check
+from tests.cli.commands import run
 from tests.nights import by_day
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 def images(*shape: int, count: int = 60, last: bool = False, **changes: Any) -> None:

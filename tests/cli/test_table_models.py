@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,8 @@ import pytest
 from lipcompile_privacy.ledger import read_ledger
 from lipcompile_torch.train.data import split_rows
 
-from lipcompile import __main__
 from lipcompile.learn import selection
+from tests.cli.commands import run
 
 Capture = pytest.CaptureFixture[str]
 SECRET = "secret-4711"
@@ -34,10 +33,6 @@ def people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             income = "high" if age > 60 else "middle" if job == "nurse" else "low"
             shown = "" if row % 9 == 0 else age
             writer.writerow([shown, job, f"2020-0{1 + row % 9}-1{row % 10}", "main", income])
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 def test_one_command_makes_a_model_its_page_and_its_ledger(capsys: Capture) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lipcompile import __main__
 from lipcompile.cli.shared import tables
 from lipcompile.cli.shared.tables import Options, Outcome, Parts
 from lipcompile.tables.schema import Boolean, Category, Number
 from lipcompile.tables.schema_file import load
+from tests.cli.commands import run
 
 Capture = pytest.CaptureFixture[str]
 SECRET = "secret-4711"
@@ -46,10 +45,6 @@ def write(name: str, numbers: Any, income: str = "low high top") -> None:
     incomes = income.split()
     rows = [f"{n},{SECRET} {n % 2},yes,{incomes[n % len(incomes)]}\n" for n in numbers]
     Path(name).write_text("age,job,member,income\n" + "".join(rows))
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 def refused(command: str, capsys: Capture) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from lipcompile_privacy.accounting import (
 from lipcompile_torch.train.ledger import LedgerRecord, read_ledger
 from lipcompile_torch.train.module import LipschitzModule
 
-from lipcompile import __main__
 from lipcompile.cli.shared.progress import Watch
 from lipcompile.cli.shared.training import keep_freed_memory
 from lipcompile.version import __version__
+from tests.cli.commands import run
 
 Capture = pytest.CaptureFixture[str]
 REPLACE = NeighbouringRelation.REPLACE_ONE
@@ -49,10 +48,6 @@ def write(sampling: str = "poisson", more: str = "") -> None:
     """Write a model whose plan has 2 epochs of 4 steps, b/N = 1/4."""
     plan = f"sampling {sampling}(batch=10, dataset=40)\n budget epsilon=20, delta=1e-3, epochs=2\n {more}"
     Path("model.lip").write_text(f"{MODEL}train {{ {plan} }}")
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 def train(options: str = "") -> LedgerRecord:

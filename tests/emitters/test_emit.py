@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import LipschitzModule
+from torch import Tensor
 
 from lipcompile.certificates import certificate
 from lipcompile.core.derivation import Derivation
@@ -47,6 +49,20 @@ def build(derivation: Derivation, folder: Path, follow_weights: bool = False) ->
     spec.loader.exec_module(module)
     torch.manual_seed(0)
     return module.Model().double()
+
+
+def assert_layer_computes(layer: str, expected: Callable[[Tensor], Tensor], folder: Path, *shape: int) -> None:
+    """The last layer is read off: a model that ends there need not be trained."""
+    size = ", ".join(map(str, shape))
+    body = f"input x: tensor[{size}], norm <= 100\n h = {layer}\n flatten\n dense(2) loss cross_entropy"
+    model = build(derive(folder, body), folder)
+    seen: list[Tensor] = []
+    model.dense.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    x = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model(x)
+    model(x[:0])
+    torch.testing.assert_close(seen[0], expected(x).reshape(3, -1))
+    assert seen[1].shape == (0, seen[0].shape[1])
 
 
 # One network per family of ops, each ending in a vector of logits.

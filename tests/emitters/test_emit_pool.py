@@ -15,7 +15,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.ops.pool.rules import AveragePool, pool_shape
 from lipcompile.pipeline import check
 from tests.attacks.families.pool import average, gathered
-from tests.emitters.test_emit import build, derive
+from tests.emitters.test_emit import assert_layer_computes, build, derive
 
 Map = Callable[[Tensor], Tensor]
 CEIL = "stride=2, padding=1, ceil_mode=true"
@@ -49,16 +49,7 @@ LAYERS: dict[str, Map] = {
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_computes_what_torch_computes(tmp_path: Path, layer: str) -> None:
-    """The last layer is read off: a model that ends there need not be trained."""
-    body = f"input x: tensor[2, 5, 6], norm <= 100\n h = {layer}\n flatten\n dense(2) loss cross_entropy"
-    model = build(derive(tmp_path, body), tmp_path)
-    seen: list[Tensor] = []
-    model.dense.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    x = torch.randn(3, 2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    model(x)
-    model(x[:0])
-    torch.testing.assert_close(seen[0], LAYERS[layer](x).reshape(3, -1))
-    assert seen[1].shape == (0, seen[0].shape[1])
+    assert_layer_computes(layer, LAYERS[layer], tmp_path, 2, 5, 6)
 
 
 def test_sequences_and_volumes(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from lipcompile.pipeline import check
-from tests.emitters.test_emit import assert_within_bounds, build, derive
+from tests.emitters.test_emit import assert_layer_computes, assert_within_bounds, build, derive
 
 Map = Callable[[Tensor], Tensor]
 
@@ -39,15 +39,7 @@ LAYERS: dict[str, Map] = {
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_computes_what_torch_computes(tmp_path: Path, layer: str) -> None:
-    body = f"input x: tensor[2, 4, 5], norm <= 100\n h = {layer}\n flatten\n dense(2) loss cross_entropy"
-    model = build(derive(tmp_path, body), tmp_path)
-    seen: list[Tensor] = []
-    model.dense.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    x = torch.randn(3, 2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    model(x)
-    model(x[:0])
-    torch.testing.assert_close(seen[0], LAYERS[layer](x).reshape(3, -1))
-    assert seen[1].shape == (0, seen[0].shape[1])
+    assert_layer_computes(layer, LAYERS[layer], tmp_path, 2, 4, 5)
 
 
 NETWORKS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 
+from lipcompile.core.backend import instantiate
 from lipcompile.diagnostics import Severity
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
@@ -23,14 +23,7 @@ def module_of(path: Path, options: ModelOptions, folder: Path) -> Any:
     derivation = check(str(path), options)
     assert derivation.ok, derivation.diagnostics
     assert not [d for d in derivation.diagnostics if d.severity == Severity.WARNING]
-    emitted = folder / "emitted.py"
-    emitted.write_text(emit(derivation))
-    spec = importlib.util.spec_from_file_location("emitted", emitted)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Model()
+    return instantiate(folder / "emitted.py", emit(derivation))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lipcompile.core.backend import instantiate
 from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import Diagnostic, InputError, Severity
 from lipcompile.emitters.torch.emit import emit
@@ -126,7 +126,7 @@ def _compared(presented: Presented, loaded: Loaded, options: ModelOptions, folde
     derivation = derive(replace(loaded, graph=graph), options)
     if not derivation.ok:
         return _refused(presented.how, derivation.diagnostics)
-    module = emitted(emit(derivation), folder)
+    module = instantiate(folder / "emitted.py", emit(derivation)).eval()
     wrong = weights_differ(module, graph) or _difference(presented, _run(module, presented, graph))
     if wrong and any(node.draws for node in graph.nodes):
         return Verdict(RANDOM, presented.how, "", "dropout in training mode draws numbers of its own")
@@ -134,18 +134,6 @@ def _compared(presented: Presented, loaded: Loaded, options: ModelOptions, folde
         return Verdict(UNEQUAL, presented.how, "", wrong)
     over = exceeded(module, torch.from_numpy(presented.feeds[0][0].astype(np.int64)) if presented.tokens else None)
     return Verdict(EXCEEDED if over else EQUAL, presented.how, "", over)
-
-
-def emitted(text: str, folder: Path) -> Any:
-    """Import the text of an emitted module and build it."""
-    path = folder / "emitted.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location("emitted", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Model().eval()
 
 
 def weights_differ(module: Any, graph: Graph) -> str:

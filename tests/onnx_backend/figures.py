@@ -98,7 +98,7 @@ def _operators(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for outcome in outcomes:
         if outcome.family == "node" and len(outcome.ops) == 1:
             by_op[outcome.ops[0]].append(outcome)
-    for name, version in sorted(_versions().items()):
+    for name, version in sorted(versions().items()):
         found = by_op[name]
         status, reason = status_of(name)
         shown = reason or "; ".join(_forms(found))
@@ -107,13 +107,13 @@ def _operators(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"| {name} | {version} | {status} | {_escaped(shown)} | {seen} |"
 
 
-def _versions() -> Mapping[str, int]:
+def versions() -> Mapping[str, int]:
     """Return the operators that a set from 7 on has, with the newest set that changed them."""
-    versions: dict[str, int] = {}
+    found: dict[str, int] = {}
     for schema in defs.get_all_schemas_with_history():
         if schema.domain == "":
-            versions[schema.name] = max(versions.get(schema.name, 0), schema.since_version)
-    return versions
+            found[schema.name] = max(found.get(schema.name, 0), schema.since_version)
+    return found
 
 
 def status_of(name: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from tests.nights import by_day
 from tests.onnx_backend import cases, record
 from tests.onnx_backend.cases import Case
 from tests.onnx_backend.comparing import WRONG, outcomes
+from tests.onnx_backend.figures import versions
 
 
 def agree(found: Iterable[Case], folder: Path) -> None:
@@ -81,25 +82,16 @@ def test_every_case_as_it_ships_is_accepted_or_refused_with_a_reason(tmp_path: P
 # What the tables say of operators
 
 
-def schemas() -> dict[str, int]:
-    """The operators of the standard's own domain, with the newest set that changed each."""
-    versions: dict[str, int] = {}
-    for schema in defs.get_all_schemas_with_history():
-        if schema.domain == "":
-            versions[schema.name] = max(versions.get(schema.name, 0), schema.since_version)
-    return versions
-
-
 def test_every_operator_is_imported_or_refused_with_a_reason() -> None:
     tables = [set(IMPORTERS), set(NEVER), set(LATER), set(OF_CONSTANTS)]
     known = set().union(*tables)
     assert sum(map(len, tables)) == len(known)  # none is in two
     if defs.onnx_opset_version() == record.NEWEST_SET:
-        assert known == set(schemas())
+        assert known == set(versions())
 
 
 def test_the_newest_definition_of_every_imported_operator_has_been_read() -> None:
     assert (set(IMPORTERS) | PARTS | PLACING) <= set(NEWEST) | {"Erf"}
     if defs.onnx_opset_version() == record.NEWEST_SET:
-        newest = schemas()
+        newest = versions()
         assert {name: newest[name] for name in NEWEST} == NEWEST

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,18 @@ from lipcompile_privacy.planning import Budget, with_bands
 from lipcompile_torch import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 
-from lipcompile import __main__
 from lipcompile.cli.shared.privacy import _OPTIONS, Answer, answer, ask
 from lipcompile.cli.shared.settings import planned
 from lipcompile.core.backend import instantiate
 from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import load
+from tests.cli.commands import run
 from tests.nights import by_day
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
 Capture = pytest.CaptureFixture[str]
 MODEL = "model m { input x: tensor[4], norm <= 1\n dense(8) groupsort(2) dense(2) loss cross_entropy }\n"
-
-
-@pytest.fixture(autouse=True)
-def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def write(noise: str, sampling: str = "poisson", more: str = "", epochs: str = ", epochs=2") -> str:
@@ -46,10 +41,6 @@ def write(noise: str, sampling: str = "poisson", more: str = "", epochs: str = "
     plan = f"sampling {sampling}(batch=20, dataset=400)\n noise {noise}\n budget epsilon=3, delta=1e-4{epochs}"
     Path("model.lip").write_text(f"{MODEL}train {{ {plan}\n {more} }}")
     return "model.lip"
-
-
-def run(command: str) -> int:
-    return __main__.run(shlex.split(command))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from lipcompile.reports.sarif import Checked, log, rules
 from tests.frontends.onnx.onnx_models import model, node, save
 
 Json = dict[str, Any]
+pytestmark = pytest.mark.usefixtures("empty_folder")
 Capture = pytest.CaptureFixture[str]
 
 FILE = Path(__file__).parents[1] / "sarif" / "sarif-schema-2.1.0.json"
@@ -27,12 +28,6 @@ VALIDATOR = jsonschema.Draft4Validator(
 )
 HEAD = "model m {\n    input x: tensor[4], norm <= 1\n"
 WRONG = f"{HEAD}    grupsort(2)\n    dense(2, kernal=3)\n    loss crossentrpy\n}}\n"
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def write(text: str, name: str = "m.lip") -> None:
@@ -126,9 +121,9 @@ def test_no_change_is_proposed_of_a_word_that_is_right(capsys: Capture) -> None:
     assert "fixes" not in result
 
 
-def test_nodes_of_a_graph_are_logical_locations(place: Path, capsys: Capture) -> None:
+def test_nodes_of_a_graph_are_logical_locations(tmp_path: Path, capsys: Capture) -> None:
     nodes = [node("Relu", "x", "h"), node("ThresholdedRelu", "h", "i"), node("ThresholdedRelu", "i", "y")]
-    save(model(nodes, ("n", 6)), place, "m.onnx")
+    save(model(nodes, ("n", 6)), tmp_path, "m.onnx")
     results = run_of(capsys, "m.onnx", 1)["results"]
     assert [result["ruleId"] for result in results] == ["LIP100", "LIP100"]
     first = results[0]["locations"][0]
@@ -172,18 +167,18 @@ def test_copies_of_a_layer_are_one_result(capsys: Capture) -> None:
 
 
 def test_files_are_named_from_the_working_folder(
-    place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(WRONG, "work/nets of α/50%.lip")
-    (place / "work" / "link.lip").symlink_to(place / "work" / "nets of α" / "50%.lip")
+    (tmp_path / "work" / "link.lip").symlink_to(tmp_path / "work" / "nets of α" / "50%.lip")
     write(WRONG, "outside.lip")
-    monkeypatch.chdir(place / "work")
+    monkeypatch.chdir(tmp_path / "work")
     inside = {"link.lip", "nets of α/50%.lip", "./nets of α/../nets of α/50%.lip", str(Path("link.lip").resolve())}
     for name in inside:
         result = run_of(capsys, shlex.quote(name), 1)["results"][0]
         assert uri(result) == "nets%20of%20%CE%B1/50%25.lip"
     result = run_of(capsys, "../outside.lip", 1)["results"][0]
-    assert uri(result) == (place / "outside.lip").as_uri()
+    assert uri(result) == (tmp_path / "outside.lip").as_uri()
 
 
 def test_a_finding_in_an_imported_file_is_there(capsys: Capture) -> None:
@@ -229,9 +224,9 @@ def test_a_wrong_option_is_told_too(capsys: Capture, option: str) -> None:
     assert told["associatedRule"]["id"] == "LIP005"
 
 
-def test_a_model_without_findings_is_a_log_without_results(place: Path, capsys: Capture) -> None:
+def test_a_model_without_findings_is_a_log_without_results(tmp_path: Path, capsys: Capture) -> None:
     made = model([node("Gemm", "x w", "y")], ("n", 6), {"w": np.eye(6, dtype=np.float32)})
-    save(made, place, "m.onnx")
+    save(made, tmp_path, "m.onnx")
     found = run_of(capsys, "m.onnx --input-norm 1 --loss cross_entropy", 0)
     assert found["results"] == []
     assert found["invocations"][0]["exitCode"] == 0

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 HELP = run_path(str(Path(__file__).with_name("private_net.py")))
-Net, Wide, make_loader = HELP["Net"], HELP["Wide"], HELP["loader"]
+Net, Wide, make_loader = HELP["Net"], HELP["Wide"], HELP["make_loader"]
 SIZE, BATCH = 12, 2  # batches so small that ranks often get nothing
 
 

@@ -1,4 +1,4 @@
-"""A network small enough to derive its bounds by hand, for the tests of training; load it with `runpy`."""
+"""A network small enough to derive its bounds by hand, for the tests of training."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def data(count: int) -> TensorDataset:
     return TensorDataset(torch.eye(4)[y] + 0.1 * torch.randn(count, 4, generator=generator), y)
 
 
-def loader(count: int = 200, batch_size: int = 20, **options: Any) -> DataLoader[Any]:
+def make_loader(count: int = 200, batch_size: int = 20, **options: Any) -> DataLoader[Any]:
     """Return an ordinary loader over `data`."""
     return DataLoader(data(count), batch_size=batch_size, **options)
 
@@ -71,7 +71,7 @@ def private(
 ) -> Triple:
     engine = options.pop("engine", None) or PrivacyEngine()
     module = options.pop("module", None) or Net()
-    options = {"noise_multiplier": 1.0, "data_loader": loader(count, B), **options}
+    options = {"noise_multiplier": 1.0, "data_loader": make_loader(count, B), **options}
     triple: Triple = engine.make_private(module=module, optimizer=build(module.parameters()), **options)
     return triple
 

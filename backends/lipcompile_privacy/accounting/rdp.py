@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from numpy.typing import NDArray
 
-_MOST_NOISE = (
-    1e6  # dp-accounting fails without replacement at 1e9; less noise than there is errs on the private side
-)
+# dp-accounting fails without replacement at 1e9; less noise than there is errs on the private side.
+_MOST_NOISE = 1e6
 
 # Orders that cost little: those that are no whole numbers take most of the time.
 FEW_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..clip.clipping import as_clipped
 from ..train.module import LipschitzModule
-from .points import STARTS, Admissible, Point, Terrain, draw
+from .points import STARTS, Admissible, Point, Terrain, clipped_gradient, draw
 from .search import climb
 
 _LARGEST = 2**28  # entries of the gradients of all canaries: a gigabyte
@@ -173,10 +173,7 @@ class _Gradients:
 
     def at(self, x: Tensor, target: Tensor) -> Tensor:
         """Return the gradient [P] of one example."""
-        parameters = {name: p for name, p in self.module.named_parameters() if name in self.stds}
-        loss = self.module.per_example_loss(self.module(x), target).sum()
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        return flattened(as_clipped(dict(zip(parameters, found, strict=True)), self.module.clips), self.stds)
+        return flattened(clipped_gradient(self.module, self.stds, x, target), self.stds)
 
 
 def flattened(gradients: Mapping[str, Tensor], stds: Mapping[str, float]) -> Tensor:

@@ -6,7 +6,7 @@ They start at random points, and at points with the structure that bounds are at
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ..certify.operators import Convolution, Operator
+from ..clip.clipping import as_clipped
 from ..nn.constrained import constraints_of
 from ..train.module import LipschitzModule
 from .moves import Domain, unit
@@ -144,11 +145,6 @@ class Terrain:
         parameters = dict(self.module.named_parameters())
         return {name: _square(parameters[name].grad) for name in self.module.clipped_parameters}
 
-    def total(self, bounds: Mapping[str, float]) -> float:
-        """Return the norm of the whole, of norms by parameter; those of a group are bounded together."""
-        alone = [bound for name, bound in bounds.items() if name not in self.module.clipped_parameters]
-        return math.hypot(*alone, *(group.length for group in self.module.clips))
-
     def counted(self, squares: Mapping[str, float]) -> dict[str, float]:
         """Return squared norms as the groups of the module are clipped to, of those before."""
         found = dict(squares)
@@ -238,6 +234,23 @@ class Terrain:
         (slopes,) = torch.autograd.grad(losses, outputs)
         ranked = slopes.norm(dim=axis).argsort(dim=0, descending=True)
         yield from (ranked[rank][None] for rank in range(min(count, classes)))
+
+
+def whole_bound(module: LipschitzModule) -> float:
+    """Return the bound of the whole gradient of an example; the parameters of a group are bounded together."""
+    bounds = module.gradient_bounds().items()
+    alone = [bound for name, bound in bounds if name not in module.clipped_parameters]
+    return math.hypot(*alone, *(group.length for group in module.clips))
+
+
+def clipped_gradient(
+    module: LipschitzModule, names: Iterable[str], x: Tensor, target: Tensor
+) -> dict[str, Tensor]:
+    """Return the gradient of the loss of an example [1, …] in parameters by name, each group clipped."""
+    parameters = {name: module.get_parameter(name) for name in names}
+    loss = module.per_example_loss(module(x), target).sum()
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+    return as_clipped(dict(zip(parameters, found, strict=True)), module.clips)
 
 
 def _square(gradient: Tensor | None) -> float:

@@ -18,7 +18,7 @@ import torch
 
 from ..certify.precision import rounding_slack
 from ..train.module import LipschitzModule
-from .points import STARTS, Look, Point, Start, Terrain, draw
+from .points import STARTS, Look, Point, Start, Terrain, draw, whole_bound
 from .points import Admissible as Admissible
 
 _STEEP, _FLAT = 8.0, 1e-3  # sizes of steps, in radii of the sets: the first one, and where an ascent gives up
@@ -115,7 +115,7 @@ class _Campaign:
         self.terrain, self.config = terrain, config
         self.best: dict[str, tuple[float, Point]] = {}
         self.names = tuple(terrain.bounds)
-        self.claims = {**terrain.bounds, "": terrain.total(terrain.bounds)}
+        self.claims = {**terrain.bounds, "": whole_bound(terrain.module)}
 
     def run(self, watch: Watch) -> None:
         """Climb the whole gradient, then each parameter's own that is not attained yet."""
@@ -206,7 +206,7 @@ class _Ascent:
 
     def step(self, point: Point, look: Look) -> tuple[Point, float]:
         """Return a point of a larger value, or the same."""
-        steep = {name for name, slope in look.slopes.items() if slope.abs().max() > 0}
+        steep = [name for name, slope in look.slopes.items() if slope.abs().max() > 0]
         self.sizes = {name: self.sizes.get(name, _STEEP) for name in steep}
         trial = self.terrain.moved(point, look.slopes, self.sizes)
         value = self.terrain.value(trial, self.objective)

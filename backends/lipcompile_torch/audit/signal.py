@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from ..certify.sums import per_example
-from ..clip.clipping import as_clipped
 from ..noise.mechanism import allocate
 from ..train.data import Arrays
 from ..train.module import LipschitzModule
-from .points import Admissible
+from .points import Admissible, clipped_gradient, whole_bound
 
 EXAMPLES = 16
 
@@ -86,8 +85,8 @@ def measure(
     """
     generator = torch.Generator().manual_seed(seed)
     examples = _examples(module, admissible, generator) if public is None else _drawn(module, public, generator)
-    found = [_gradient(module, *example) for example in examples]
     bounds, sizes = module.gradient_bounds(), {name: p.numel() for name, p in module.named_parameters()}
+    found = [clipped_gradient(module, bounds, *example) for example in examples]
     groups = [group.parameters for group in module.clips]
     stds = allocate("global", bounds, sizes, noise_multiplier, groups)
     signals = {}
@@ -96,13 +95,11 @@ def measure(
         noise = stds.get(name, 0.0) * math.sqrt(sizes[name]) / batch
         typical = float(rows.norm(dim=1).square().mean().sqrt())
         signals[name] = Signal(bound, typical, float(rows.mean(0).norm()), noise)
-    alone = [bound for name, bound in bounds.items() if name not in module.clipped_parameters]
-    whole = math.hypot(*alone, *(group.length for group in module.clips))
     parts = signals.values()
     return Signals(
         signals,
         Signal(
-            whole,
+            whole_bound(module),
             math.hypot(*(one.typical for one in parts)),
             math.hypot(*(one.mean for one in parts)),
             math.hypot(*(one.noise for one in parts)),
@@ -144,14 +141,3 @@ def _target(output: Tensor, admissible: Admissible, generator: torch.Generator) 
     shape = output.shape if admissible.target == "probabilities" else output.shape[:1]
     coin = torch.randint(2, shape, generator=generator).to(output.dtype)
     return 2 * coin - 1 if admissible.target == "sign" else coin
-
-
-def _gradient(module: LipschitzModule, x: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Return the gradient of one example's loss, each group clipped."""
-    names = list(module.bounds)
-    parameters = dict(module.named_parameters())
-    loss = module.per_example_loss(module(x), target).sum()
-    found = torch.autograd.grad(
-        loss, [parameters[name] for name in names], allow_unused=True, materialize_grads=True
-    )
-    return as_clipped(dict(zip(names, found, strict=True)), module.clips)

@@ -199,18 +199,8 @@ class Convolution(Operator):
             raise ValueError(
                 f"kernel {self.kernel_size}: input size, stride, padding and dilation need {rank} entries"
             )
-        if (
-            min(
-                *self.kernel_size,
-                *self.input_size,
-                *self.stride,
-                *self.dilation,
-                self.reads,
-                self.taps,
-                self.groups,
-            )
-            < 1
-        ):
+        along = (*self.kernel_size, *self.input_size, *self.stride, *self.dilation)
+        if min(*along, self.reads, self.taps, self.groups) < 1:
             raise ValueError("the sizes, strides, dilations and counts of a convolution must be positive")
         if min(min(pair) for pair in self.padding) < 0 or min(self.output_size) < 1:
             raise ValueError(f"padding {self.padding} is negative, or leaves no output")
@@ -259,10 +249,8 @@ class Convolution(Operator):
 
     def _frequencies_pay(self, weight: Tensor) -> bool:
         """Whether the Gram matrices over all frequencies stay within the budget."""
-        filters, channels = (
-            weight.shape[0] // self.groups,
-            weight.shape[1] * math.prod(a.phases for a in self._axes),
-        )
+        filters = weight.shape[0] // self.groups
+        channels = weight.shape[1] * math.prod(a.phases for a in self._axes)
         grid = math.prod(a.grid for a in self._axes) / 2
         return 8.0 * grid * self.groups * filters * channels * min(filters, channels) <= FREQUENCY_FLOPS
 

@@ -9,8 +9,8 @@ size, not by the size of the batch, which is private.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, allocate, values_by_name
 from . import checks
 from .checks import PrivacyError
+from .gate import during
 from .module import LipschitzModule
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -143,19 +144,14 @@ class ClippedGradients:
             )
         return {name: noise_multiplier * length for name, length in self._lengths.items()}
 
-    @contextmanager
-    def on_views(self) -> Iterator[None]:
+    def on_views(self) -> AbstractContextManager[None]:
         """Within this context each example is several views, as of an image that was changed at random: `backward`
         takes [B, V, …] and clips the gradient of the mean of their losses, once for each example.
 
         Formal guarantees: the bounds are those of one view, and views cost no privacy, provided that those of an
         example are made of this example alone.
         """
-        self.takes_views = True
-        try:
-            yield
-        finally:
-            self.takes_views = False
+        return during(self, "takes_views", True)
 
     def backward(self, inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor], targets: Tensor) -> Tensor:
         """Add the clipped gradients of these examples to those since `reset`, and put the sum over b into `.grad`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -14,6 +14,17 @@ from torch import Tensor, nn
 from ..certify.precision import working_slack
 from ..sharding import is_fsdp
 from .aliases import ParameterAliases
+
+
+@contextmanager
+def during(owner: object, name: str, value: object) -> Iterator[None]:
+    """Give an attribute another value within this context, and back the one that it had before."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 class Gated(Protocol):
@@ -56,14 +67,9 @@ class GateRecord:
     aside: bool = False
     aliases: ParameterAliases = field(default_factory=ParameterAliases)
 
-    @contextmanager
-    def bypassed(self) -> Iterator[None]:
+    def bypassed(self) -> AbstractContextManager[None]:
         """Set ``aside`` meanwhile."""
-        self.aside = True
-        try:
-            yield
-        finally:
-            self.aside = False
+        return during(self, "aside", True)
 
     def reset(self) -> None:
         """Forget what flowed back."""

@@ -7,7 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -26,7 +26,7 @@ from ..nn.constrained import ConstrainedLayer, OutsideWarning, constraints_of, o
 from ..nn.inputs import joined
 from ..sharding import gathered, hooked, plain_type, settle
 from .aliases import OVERLAP
-from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
+from .gate import GateRecord, Passage, check_saving, during, enter_criterion, leave_criterion, pass_gate
 from .loss_clipping import clip_cotangents
 
 _MODES = (None, "default", "max-autotune-no-cudagraphs")
@@ -148,8 +148,7 @@ class LipschitzModule(nn.Module):
         """
         raise NotImplementedError("this module has no frozen layers before the first trained parameter")
 
-    @contextmanager
-    def on_features(self) -> Iterator[None]:
+    def on_features(self) -> AbstractContextManager[None]:
         """Within this context, ``forward`` takes features instead of examples, :attr:`features_shape` each.
 
         Formal guarantees: the gradient bounds are those of the norm of features alone, and ``forward`` clips what
@@ -160,14 +159,9 @@ class LipschitzModule(nn.Module):
         """
         if self.features_shape is None:
             raise ValueError("this module has no frozen part, so it takes no features: give it examples")
-        self.takes_features = True
-        try:
-            yield
-        finally:
-            self.takes_features = False
+        return during(self, "takes_features", True)
 
-    @contextmanager
-    def on_views(self) -> Iterator[None]:
+    def on_views(self) -> AbstractContextManager[None]:
         """Within this context each example is several views, as of an image that was changed at random: the
         module takes [B, V, *input_shape] and returns [B, V, …]; :meth:`criterion` takes the mean over the views.
 
@@ -175,22 +169,13 @@ class LipschitzModule(nn.Module):
         and a clip bounds it as one. So the bounds are those of one view, and views cost no privacy, provided that
         those of an example are made of this example alone.
         """
-        self.takes_views = True
-        try:
-            yield
-        finally:
-            self.takes_views = False
+        return during(self, "takes_views", True)
 
-    @contextmanager
-    def given_rows(self, views: int | None) -> Iterator[None]:
+    def given_rows(self, views: int | None) -> AbstractContextManager[None]:
         """Within this context the passes that leave the gate aside take a row for each of so many views of an
         example, and :meth:`release` their outputs; None: rows are examples.
         """
-        self._views = views
-        try:
-            yield
-        finally:
-            self._views = None
+        return during(self, "_views", views)
 
     def clip_features(self, x: Tensor) -> Tensor:
         """Return features [B, *features_shape], in the parameters' dtype, each clipped to ``features_norm``.

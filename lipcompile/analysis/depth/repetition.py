@@ -8,6 +8,7 @@ rests on them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -76,7 +77,7 @@ def rerolled(graph: Graph) -> tuple[Graph, tuple[Unsolved, ...]]:
     Loops are put into loops. Longer periods than `LONGEST_PERIOD` stretches are not found.
     """
     parts = segments(graph)
-    uses = _uses(graph)
+    uses = _uses(graph.nodes)
     numbers: dict[Hashable, int] = {}
     keys = [numbers.setdefault(_key(segment, graph.parameters, uses), len(numbers)) for segment in parts]
     # Copies begin with layers that have weights rather than with the activations between them.
@@ -99,12 +100,9 @@ def _copies(symbol: str, name: str) -> Symbol:
     return Symbol(symbol, f"number of copies of {name}")
 
 
-def _uses(graph: Graph) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for node in graph.nodes:
-        for name in node.parameters.values():
-            found[name] = found.get(name, 0) + 1
-    return found
+def _uses(nodes: Segment) -> Counter[str]:
+    """Return how often nodes use each parameter."""
+    return Counter(name for node in nodes for name in node.parameters.values())
 
 
 def _key(segment: Segment, parameters: Mapping[str, Parameter], uses: Mapping[str, int]) -> Hashable:
@@ -114,7 +112,7 @@ def _key(segment: Segment, parameters: Mapping[str, Parameter], uses: Mapping[st
     """
     nodes = ordered(segment)
     order = {node.name: index for index, node in enumerate(nodes)}
-    local = _uses_within(segment)
+    local = _uses(segment)
     letters: dict[str, Hashable] = {}
     entries = []
     for node in nodes:
@@ -142,14 +140,6 @@ def ordered(segment: Segment) -> list[Node]:
             waiting.append((name, True))
             waiting += [(operand, False) for operand in reversed(inside[name].inputs) if operand in inside]
     return list(found.values())
-
-
-def _uses_within(segment: Segment) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for node in segment:
-        for name in node.parameters.values():
-            found[name] = found.get(name, 0) + 1
-    return found
 
 
 def _hashable(attributes: Any) -> Hashable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -15,6 +14,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
+from lipcompile.core.backend import instantiate
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss
@@ -29,14 +29,7 @@ def emitted(loaded: Loaded, folder: Path) -> Any:
     assert loaded.graph is not None, loaded.diagnostics
     graph = replace(loaded.graph, loss=parse_loss("cosine:floor=1"))
     derivation = derive(replace(loaded, graph=graph), KEEP)
-    path = folder / "emitted.py"
-    path.write_text(emit(derivation))
-    spec = importlib.util.spec_from_file_location("emitted", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Model().eval()
+    return instantiate(folder / "emitted.py", emit(derivation)).eval()
 
 
 def reference(made: onnx.ModelProto, x: Array) -> Array:

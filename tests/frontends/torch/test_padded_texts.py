@@ -6,7 +6,6 @@ finds example by example. What crosses the batch is refused.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import lipcompile
 from lipcompile import InputError
+from lipcompile.core.backend import instantiate
 from tests.torch.clip_nets import clipped, expected, whole
 
 TEXTS = torch.tensor([[3, 5, 2, 0, 0, 0], [4, 1, 7, 2, 9, 6], [8, 0, 0, 0, 0, 0], [2, 2, 3, 1, 0, 0]])
@@ -222,12 +222,7 @@ def compiled(net: nn.Module, example: Any, folder: Path, bounds: Any = "clip", *
     """Compile, which compares with the original; return the module."""
     options |= {"example": example, "loss": "cross_entropy", "bounds": bounds}
     path = lipcompile.compile(net, folder / "net.py", **options)
-    spec = importlib.util.spec_from_file_location("net", path)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made.Model()
+    return instantiate(path, path.read_text(encoding="utf-8"))
 
 
 def attacked(net: nn.Module, module: Any, x: Tensor) -> None:

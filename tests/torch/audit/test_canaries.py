@@ -7,7 +7,7 @@ how many audits; how often a fault is missed is said with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -25,14 +25,6 @@ from lipcompile_torch.train.engine import PrivacyEngine
 from lipcompile_torch.train.module import LipschitzModule
 from scipy.stats import binom
 from torch import Tensor
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Signs(LipschitzModule):

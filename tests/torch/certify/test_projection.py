@@ -10,8 +10,6 @@ import math
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ from lipcompile_torch.certify.projection import Amortised, project_
 from lipcompile_torch.nn.layers import ConstrainedLayer, Conv1d, Conv2d, ConvTranspose2d, Dense, Embedding
 from torch import Tensor
 
-private = run_path(str(Path(__file__).parents[1] / "private_net.py"))["private"]
+from tests.torch.private_net import private
 
 Layer = tuple[Callable[[], ConstrainedLayer], tuple[int, ...]]
 SAME = ((1, 1), (1, 1))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
@@ -19,12 +17,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Net, backward, private, seeded = HELP["Net"], HELP["backward"], HELP["private"], HELP["seeded"]
+from tests.torch.private_net import Net, backward, make_loader, private, seeded
+
 B, SLACK = 20, 1 + rounding_slack(torch.float32)
 
 
-class Linear(Net):  # type: ignore[misc,valid-type]
+class Linear(Net):
     unclipped_bounds = Net.bounds
 
 
@@ -128,7 +126,7 @@ def test_an_adaptive_clip_and_correlated_noise_are_refused_together() -> None:
 
 
 def by_clipping(module: nn.Module, **how: Any) -> Any:
-    options = {"noise_multiplier": 1.0, "clipping": 0.5, "data_loader": HELP["loader"](200, B), **how}
+    options = {"noise_multiplier": 1.0, "clipping": 0.5, "data_loader": make_loader(200, B), **how}
     return PrivacyEngine().make_private_by_clipping(
         module=module, optimizer=SGD(module.parameters(), lr=0.1), **options
     )

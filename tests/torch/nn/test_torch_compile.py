@@ -111,7 +111,7 @@ def test_a_wrapper_is_refused_with_the_fix() -> None:
         PrivacyEngine().make_private(
             module=wrapped,
             optimizer=SGD(module.parameters(), 0.1),
-            data_loader=HELP.loader(),
+            data_loader=HELP.make_loader(),
             noise_multiplier=1.0,
         )
 

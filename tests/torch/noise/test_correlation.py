@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.train.engine import SeededWarning
 from lipcompile_torch.train.ledger import read_ledger
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Net, Wide, backward = HELP["Net"], HELP["Wide"], HELP["backward"]
+from tests.torch.private_net import Net, Wide, backward, make_loader
+from tests.torch.private_net import private as made_private
+
 N, B = 64, 8  # 8 steps an epoch
 BANDED: dict[str, Any] = {"kind": "correlated", "bands": 4}
 BLT: dict[str, Any] = {"kind": "blt", "buffers": 2}
@@ -27,10 +27,10 @@ def private(engine: PrivacyEngine, noise_multiplier: float = 1.0, max_steps: int
     options = {
         "noise_multiplier": noise_multiplier,
         "max_steps": max_steps,
-        "data_loader": HELP["loader"](N, B),
+        "data_loader": make_loader(N, B),
         **how,
     }
-    return HELP["private"](engine=engine, **options)
+    return made_private(engine=engine, **options)
 
 
 @pytest.mark.parametrize(("epsilon", "bands"), [(0.5, 1), (100.0, 8)])
@@ -41,7 +41,7 @@ def test_the_target_chooses_the_bands(epsilon: float, bands: int) -> None:
     _, _, loader = engine.make_private_with_epsilon(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-        data_loader=HELP["loader"](N, B),
+        data_loader=make_loader(N, B),
         target_epsilon=epsilon,
         target_delta=1e-3,
         epochs=2,

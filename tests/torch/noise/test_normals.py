@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from runpy import run_path
 
 import pytest
 import torch
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
 from torch import Tensor, nn
+
+from tests.torch.private_net import B, backward, private
 
 CPU = torch.device("cpu")
 GRID = 2.0**-40
@@ -186,18 +186,17 @@ def test_widened_scales_keep_the_sensitivity() -> None:
 def test_a_secure_run_gets_the_noise_it_was_promised() -> None:
     # Multiplier 10^4: gradients are nothing beside it. √ΣK²·σ/b, widened by the slack of float32, is the deviation
     # of 6·10 steps of 64 entries, to within 6/√(2·60·64): missed once in 10^8 runs.
-    helper = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-    module, optimizer, loader = helper["private"](noise_multiplier=1e4, secure=True)
+    module, optimizer, loader = private(noise_multiplier=1e4, secure=True)
     seen: list[Tensor] = []
     optimizer.optimizer.register_step_pre_hook(
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in module.parameters()]).double())
     )
     for _ in range(6):
         for x, y in loader:
-            helper["backward"](module, x, y)
+            backward(module, x, y)
             optimizer.step()
     entries = torch.stack(seen)
-    expected = 1e4 * math.hypot(*module.bounds.values()) / helper["B"] * (1 + 1e-5)
+    expected = 1e4 * math.hypot(*module.bounds.values()) / B * (1 + 1e-5)
     assert entries.shape == (60, 64)
     assert abs(float(entries.square().mean().sqrt()) / expected - 1) < 6 / math.sqrt(2 * entries.numel())
     # Two steps of 64 entries correlate by 0.75 once in 10^12 pairs, and there are 1770.

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from fractions import Fraction
-from pathlib import Path
-from runpy import run_path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,8 +29,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tests.rounding import DIGITS, each_is_needed
-
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
+from tests.torch.private_net import Net, private
 
 
 def draws(seed: int, count: int) -> list[float]:
@@ -152,7 +149,7 @@ def test_noise_is_wider_by_the_slack_of_the_dtype(monkeypatch: pytest.MonkeyPatc
 
 def test_noise_covers_what_computes_long_sums_and_sums_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """(1 + 0.5 + 0.25)·(1 + 3) times s_p, of the lowest precision, of a pass, and of the sums."""
-    module = HELP["Net"]()
+    module = Net()
     gradients = LipschitzGradients(module, SGD(module.parameters(), lr=0.1), "global", 8.0)
     monkeypatch.setattr(gradients, "_gate_slack", 0.5)
     monkeypatch.setattr(gradients, "_long_sums", lambda: 0.25)
@@ -165,7 +162,7 @@ def test_noise_covers_what_computes_long_sums_and_sums_of_gradients(monkeypatch:
 
 def test_noise_on_clipped_gradients_covers_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 + 3 times s_p."""
-    module = HELP["Net"]()
+    module = Net()
     clipped = ClippedGradients(module, 1.0, normaliser=8.0)
     gradients = PerExampleGradients(clipped, SGD(module.parameters(), lr=0.1), "global")
     monkeypatch.setattr(gradients, "_view", lambda _: {"examples": 5})
@@ -180,7 +177,7 @@ def test_noise_on_clipped_gradients_covers_their_sums(monkeypatch: pytest.Monkey
 def test_checks_of_a_step_allow_for_long_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cotangent of an example, and the sum, may exceed their bounds by 1e-5 and by a pass: here a quarter."""
     monkeypatch.setattr(LipschitzGradients, "_long_sums", lambda _: 0.25)
-    module, optimizer, loader = HELP["private"]()
+    module, optimizer, loader = private()
     seen: dict[str, float] = {}
     flow, sums = checks.check_flow, checks.check_gradients
     monkeypatch.setattr(checks, "check_flow", lambda *given: seen.update(limit=given[2]) or flow(*given))
@@ -235,7 +232,7 @@ def test_half_precision_is_rounded_twice_over_several_processes() -> None:
     class Two(World):
         size = 2
 
-    module = HELP["Net"]().bfloat16()
+    module = Net().bfloat16()
     optimizer, most = SGD(module.parameters(), lr=0.1), 512 + 8 * math.sqrt(512) + 16
     for world, roundings in ((ALONE, 1), (Two(), 2)):
         gradients = LipschitzGradients(module, optimizer, "global", 512.0, world=world)

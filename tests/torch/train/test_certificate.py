@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import itertools
 import json
 import math
@@ -25,6 +24,7 @@ from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_torch.train.module import LipschitzModule
 from torch.utils.data import DataLoader, TensorDataset
 
+from lipcompile.core.backend import program
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
@@ -51,13 +51,8 @@ def built(
     path = folder / f"m{next(counter)}.lip"
     path.write_text(body, encoding="utf-8")
     file = path.with_suffix(".py")
-    file.write_text(emit(check(str(path), ModelOptions(freeze=freeze)), follow_weights), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    model: type[LipschitzModule] = found.Model
+    text = emit(check(str(path), ModelOptions(freeze=freeze)), follow_weights)
+    model: type[LipschitzModule] = program(file, text).Model
     return model
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
@@ -18,8 +17,7 @@ from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint, 
 from lipcompile_torch.train.ledger import Ledger, LedgerError
 from torch.optim import SGD, Adam
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-private, backward = HELP["private"], HELP["backward"]
+from tests.torch.private_net import backward, private
 
 
 class Session:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import runpy
 import threading
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -26,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-Net: Any = runpy.run_path(str(Path(__file__).parents[1] / "private_net.py"))["Net"]
+from tests.torch.private_net import Net
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -129,7 +127,7 @@ def test_clipping_per_parameter_clips_each_part_by_itself() -> None:
     assert_close(gradient(module), expected)
 
 
-class Inner(Net):  # type: ignore[misc]
+class Inner(Net):
     """The clip of the module acts on the cotangent of an example's own loss."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,8 +139,8 @@ class Inner(Net):  # type: ignore[misc]
 def test_a_compiled_module_has_its_own_loss_and_inner_clipping() -> None:
     # The inner clip acts on the cotangent of the example's own loss, before the gradient is clipped as a whole.
     torch.manual_seed(0)
-    module, (x, y) = Inner().double(), vectors(20)
-    module.normaliser = 5.0
+    module: Any = Inner().double()
+    module.normaliser, (x, y) = 5.0, vectors(20)
     expected = summed(
         looped(module, x, y, lambda output, target: module.criterion(output, target)),
         lambda parts, _: min(1.0, 0.4 / 5 / length(parts)),

@@ -6,9 +6,8 @@ import json
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -31,20 +30,7 @@ from lipcompile_torch.train.gradients import _stated
 from lipcompile_torch.train.ledger import read_ledger
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Net, Recorder, make_loader, data = HELP["Net"], HELP["Recorder"], HELP["loader"], HELP["data"]
-private, seeded, backward, weights, B = (HELP[n] for n in ("private", "seeded", "backward", "weights", "B"))
-Wide = HELP["Wide"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """These tensors are too small to share among threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
+from tests.torch.private_net import B, Net, Recorder, Wide, backward, data, make_loader, private, seeded, weights
 
 # --- what is released ---
 
@@ -140,7 +126,7 @@ def test_trap_06_an_empty_batch_is_a_step_with_noise() -> None:
 
 
 def test_a_parameter_with_bound_zero_is_not_moved() -> None:
-    class Flat(Net):  # type: ignore[misc, valid-type]
+    class Flat(Net):
         bounds = {**Net.bounds, "inner.bias": 0.0}  # noqa: RUF012
 
     module, optimizer, loader = private(module=Flat())
@@ -153,7 +139,7 @@ def test_a_parameter_with_bound_zero_is_not_moved() -> None:
 
 
 def test_bounds_that_follow_the_weights_are_asked_for_at_every_step() -> None:
-    class Following(Net):  # type: ignore[misc, valid-type]
+    class Following(Net):
         asked = 0
 
         def gradient_bounds(self) -> dict[str, float]:
@@ -358,7 +344,7 @@ def test_impossible_and_unsupported_budgets_are_refused_early(tmp_path: Path) ->
         private(noise="most", engine=PrivacyEngine(ledger=tmp_path / "l"))
     for name in ("max_grad_norm", "secure_mode", "nosie"):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-            private(**{name: 1.0}, engine=PrivacyEngine(ledger=tmp_path / "l"))
+            private(**{name: 1.0}, engine=PrivacyEngine(ledger=tmp_path / "l"))  # type: ignore[arg-type]
     assert not (tmp_path / "l").exists()
 
 

@@ -342,7 +342,7 @@ net = runpy.run_path(sys.argv[1])
 engine = PrivacyEngine(ledger=sys.argv[2])
 module = net["Net"]()
 module, optimizer, loader = engine.make_private(
-    module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1), data_loader=net["loader"](),
+    module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1), data_loader=net["make_loader"](),
     noise_multiplier=1.0)
 released = open(sys.argv[3], "a")
 while True:

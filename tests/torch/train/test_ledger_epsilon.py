@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
@@ -26,8 +25,8 @@ from lipcompile_torch.train.ledger import read_ledger
 from lipcompile_torch.train.loss_clipping import AdaptiveClip
 
 from tests.nights import by_day
+from tests.torch.private_net import backward, make_loader, private
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
 N, B, STEPS, SIGMA, DELTA = 64, 8, 11, 1.5, 1e-4  # 8 steps an epoch: 11 steps are 2 epochs, one of them begun
 
 Oracle = Callable[[], float]
@@ -127,17 +126,17 @@ def refusal(sampling: str, relation: str, accountant: str, noise: str) -> str | 
 def train(path: Path, sampling: str, relation: str, accountant: str, noise: str) -> None:
     engine = PrivacyEngine(accountant, path, relation)  # type: ignore[arg-type]
     try:
-        module, optimizer, loader = HELP["private"](
+        module, optimizer, loader = private(
             engine=engine,
             noise_multiplier=SIGMA,
-            data_loader=HELP["loader"](N, B),
+            data_loader=make_loader(N, B),
             max_steps=STEPS,
             sampling=sampling,
             **NOISES[noise],
         )
         while optimizer.steps_left:
             for x, y in loader:
-                HELP["backward"](module, x, y)
+                backward(module, x, y)
                 optimizer.step()
                 if not optimizer.steps_left:
                     break

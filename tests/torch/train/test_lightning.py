@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
@@ -19,6 +18,8 @@ from lipcompile_torch.train.ledger import LedgerError, read_ledger
 from torch import nn
 from torch.optim import SGD
 
+from tests.torch.private_net import Net, make_loader, weights
+
 pytest.importorskip("lightning")
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -26,8 +27,6 @@ from lipcompile_torch.lightning import PrivacyCallback  # needs lightning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of Lightning's, with a new torch
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Net, make_loader, weights = HELP["Net"], HELP["loader"], HELP["weights"]
 BUDGET: dict[str, Any] = {"target_epsilon": 8.0, "target_delta": 1e-5}
 
 
@@ -131,7 +130,7 @@ class Viewed(Lit):
         return self.net.criterion(viewed(self.net, x), y)
 
 
-class Clipped(Net):  # type: ignore[misc, valid-type]
+class Clipped(Net):
     """As `bounds clip` compiles it."""
 
     clips = (ClipGroup("all", tuple(Net.bounds), 0.1),)
@@ -237,7 +236,7 @@ def test_a_run_is_resumed_from_lightnings_checkpoint(how: Any, steps: int, warni
     assert record.epsilon(1e-5, "rdp") <= 8
 
 
-class Compiled(Net):  # type: ignore[misc, valid-type]
+class Compiled(Net):
     """As a `train` block with correlated noise compiles it."""
 
     noise_strategy = BandedToeplitz((1.0, 0.5), 30, Cyclic(2)).to_dict()
@@ -314,7 +313,7 @@ class Mean(Lit):
 class Nothing(Lit):
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Linear(4, 3)
+        self.net = nn.Linear(4, 3)  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
-from runpy import run_path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,9 +32,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Net, make_loader, private, backward = (HELP[n] for n in ("Net", "loader", "private", "backward"))
-weights = HELP["weights"]
+from tests.torch.private_net import Net, backward, data, make_loader, private, weights
 
 
 def scale_all(module: nn.Module) -> None:
@@ -207,7 +204,7 @@ def test_rounding_of_sums_is_paid_for_in_noise(dtype: torch.dtype, autocast: boo
     """Of examples that agree, one more moves a sum in low precision by units of its last digit, not by itself."""
     b, worst, generator = 4096, 0.0, torch.Generator().manual_seed(0)
     for label in range(3):
-        module = Net().to(dtype)
+        module: Any = Net().to(dtype)
         gradients = LipschitzGradients(module, SGD(module.parameters(), 0.1), "per_layer", float(b))
         gradients.start()
         gradients.begin()
@@ -408,7 +405,7 @@ def after_a_known_seed(module: Any, **options: Any) -> torch.Tensor:
     return torch.rand(8)
 
 
-class Dense(Net):  # type: ignore[misc, valid-type]
+class Dense(Net):
     """Of which a certificate says that it draws nothing: an attention without dropout is in it."""
 
     certificate: ClassVar[dict[str, object]] = {
@@ -416,7 +413,7 @@ class Dense(Net):  # type: ignore[misc, valid-type]
     }
 
 
-class Dropping(Net):  # type: ignore[misc, valid-type]
+class Dropping(Net):
     certificate: ClassVar[dict[str, object]] = {
         "graph": {"nodes": [{"op": "attention", "attributes": {"dropout": "1/2"}}]}
     }
@@ -563,7 +560,7 @@ def test_a_run_does_not_begin_over_a_charge_without_steps(tmp_path: Path) -> Non
     ledger.declare(release)
     ledger.open_round(release)
     ledger.close()
-    x, y = (tensor.numpy() for tensor in HELP["data"](200).tensors)
+    x, y = (tensor.numpy() for tensor in data(200).tensors)
     settings: Any = {"epochs": 2, "batch_size": 30, "neighbours": "replace_one", "sampling": "shuffle"}
     config = TrainConfig(epsilon=1.0, delta=1e-5, output=tmp_path, accountant="rdp", device="cpu", **settings)
     with pytest.raises(LedgerError, match="earlier run"):
@@ -610,7 +607,7 @@ def test_gradients_of_parameters_that_are_not_trained_are_not_applied() -> None:
     """What flowed back into a parameter before it was frozen has no noise on it."""
     first = nn.Linear(4, 8)
     module = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3))
-    x, y = HELP["data"](200).tensors
+    x, y = data(200).tensors
     torch.autograd.backward(nn.functional.cross_entropy(module(x), y))
     first.requires_grad_(False)
     optimizer = SGD(module.parameters(), 0.1)

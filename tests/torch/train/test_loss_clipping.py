@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import runpy
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -28,12 +26,15 @@ from lipcompile_torch.train.loss_clipping import (
 from lipcompile_torch.train.sampler import LogicalBatch
 from torch import Tensor
 
-helper = runpy.run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Net, L = helper["Net"], helper["L"]
+from tests.torch.private_net import L, Net
 
 
-class LinearNet(Net):  # type: ignore[misc,valid-type]
+class LinearNet(Net):
     unclipped_bounds = Net.bounds
+
+
+def linear_net() -> Any:
+    return LinearNet()
 
 
 def examples(count: int = 6) -> tuple[Tensor, Tensor]:
@@ -48,7 +49,7 @@ def test_the_gradient_is_the_one_derived_by_hand() -> None:
     # Cross entropy: the cotangent of the logits is softmax - one-hot; clipped to C; times the features of each
     # example it is the gradient of the last weight. Divided by the normaliser 4.
     torch.manual_seed(0)
-    module, (x, y), clip = LinearNet().double(), examples(), 0.85
+    module, (x, y), clip = linear_net().double(), examples(), 0.85
     module.normaliser, module.loss_clip = 4.0, clip
     module.criterion(module(x.double()), y).backward()
     with torch.no_grad():
@@ -66,7 +67,7 @@ def test_the_gradient_is_the_one_derived_by_hand() -> None:
 
 def test_without_a_clip_and_with_a_wide_one_the_gradient_is_the_same() -> None:
     torch.manual_seed(0)
-    module, (x, y), found = LinearNet(), examples(), []
+    module, (x, y), found = linear_net(), examples(), []
     for clip in (None, 2.0):
         module.zero_grad()
         module.loss_clip = clip
@@ -77,7 +78,7 @@ def test_without_a_clip_and_with_a_wide_one_the_gradient_is_the_same() -> None:
 
 def test_pieces_of_a_batch_count_together_and_a_reset_forgets() -> None:
     torch.manual_seed(0)
-    module, (x, y) = LinearNet(), examples()
+    module, (x, y) = linear_net(), examples()
     module.loss_clip = 0.85
     module.criterion(module(x), y).backward()
     whole = int(module.gate.within_clip)
@@ -92,7 +93,7 @@ def test_pieces_of_a_batch_count_together_and_a_reset_forgets() -> None:
 def test_examples_count_once_however_often_the_gradient_of_the_output_is_looked_at() -> None:
     """Each look counted them again, and one example moved the count by as many more."""
     torch.manual_seed(0)
-    module, (x, y), counts = LinearNet(), examples(), []
+    module, (x, y), counts = linear_net(), examples(), []
     module.loss_clip = 0.85
     for looks in (0, 1, 3):
         module.gate.reset()
@@ -139,7 +140,7 @@ def test_no_clipped_cotangent_is_longer_than_its_bound(dtype: torch.dtype) -> No
 
 
 def test_bounds_are_scaled_only_where_they_are_known_without_inner_clips() -> None:
-    linear, unknown = LinearNet(), Net()
+    linear, unknown = linear_net(), Net()
     for clip, share in ((0.5 * L, 0.5), (L, 1.0), (3 * L, 1.0), (None, 1.0)):
         linear.loss_clip = unknown.loss_clip = clip
         expected = {name: bound * share for name, bound in Net.bounds.items()}
@@ -151,7 +152,7 @@ def test_bounds_are_scaled_only_where_they_are_known_without_inner_clips() -> No
 @pytest.mark.parametrize("clip", [1e-323, 3e-323, 1.7e-310, 1e-200, 1 / 3, 0.7 * L])
 def test_scaled_bounds_are_not_below_their_shares_in_exact_arithmetic(clip: float) -> None:
     """Products of subnormal doubles are rounded by any share of themselves."""
-    linear = LinearNet()
+    linear = linear_net()
     linear.loss_clip = clip
     for name, bound in linear.gradient_bounds().items():
         share = Fraction(clip) / Fraction(linear.loss_lipschitz) * Fraction(Net.bounds[name])
@@ -160,7 +161,7 @@ def test_scaled_bounds_are_not_below_their_shares_in_exact_arithmetic(clip: floa
 
 def test_an_inner_clip_and_one_of_the_loss_bound_together() -> None:
     # Inside, cotangents are clipped to a third of what L would bring: at C = L/2 that still binds, at L/6 no more.
-    class Inner(Net):  # type: ignore[misc,valid-type]
+    class Inner(Net):
         unclipped_bounds: ClassVar = {name: 3 * bound for name, bound in Net.bounds.items()}
 
     module = Inner()
@@ -171,7 +172,7 @@ def test_an_inner_clip_and_one_of_the_loss_bound_together() -> None:
 
 def test_the_gate_refuses_a_cotangent_above_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    module, (x, y) = LinearNet(), examples()
+    module, (x, y) = linear_net(), examples()
     module.loss_clip = 0.7
     batch = LogicalBatch(len(x), len(x))
     limit = min(module.loss_lipschitz, module.loss_limit) * (1 + 1e-5)
@@ -185,7 +186,7 @@ def test_the_gate_refuses_a_cotangent_above_the_clip(monkeypatch: pytest.MonkeyP
 
 
 def test_another_loss_is_refused_under_a_clip_too() -> None:
-    module, (x, y) = LinearNet(), examples()
+    module, (x, y) = linear_net(), examples()
     module.loss_clip = 0.7
     losses.cross_entropy(module(x), y).sum().backward()  # type: ignore[no-untyped-call]
     with pytest.raises(checks.PrivacyError, match=r"not those of the unscaled loss module\.criterion"):

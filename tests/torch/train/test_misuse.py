@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
-from runpy import run_path
 from threading import Thread
 from typing import Any, ClassVar
 
@@ -22,9 +20,7 @@ from lipcompile_torch.train.sampling import SamplingError
 from torch import nn
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Net, Recorder, make_loader, data = HELP["Net"], HELP["Recorder"], HELP["loader"], HELP["data"]
-private, seeded, backward, weights, B = (HELP[n] for n in ("private", "seeded", "backward", "weights", "B"))
+from tests.torch.private_net import B, Net, Recorder, backward, data, make_loader, private, seeded, weights
 
 FOREIGN = "the cotangents are not those of the unscaled loss module.criterion"
 ASTRAY = "did not come from the module's forward pass"
@@ -63,7 +59,7 @@ def _hooked(output: Any, hook: Callable[[Any], Any]) -> Any:
     return output
 
 
-class Clipped(Net):  # type: ignore[misc,valid-type]
+class Clipped(Net):
     """The same with gradients that the backward pass clips, so that no bound rests on the loss."""
 
     bounds: ClassVar = dict.fromkeys(Net.bounds, 1.0)
@@ -127,7 +123,7 @@ def test_a_penalty_that_flows_back_by_itself_is_refused() -> None:
         optimizer.step()
 
 
-class Scored(Net):  # type: ignore[misc, valid-type]
+class Scored(Net):
     """A loss whose targets may be any numbers."""
 
     def per_example_loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -256,7 +252,7 @@ def test_words_of_a_weight_do_not_change_places_within_a_step() -> None:
         break
 
 
-class HalfFrozen(Net):  # type: ignore[misc,valid-type]
+class HalfFrozen(Net):
     """Its inner layer is frozen, and the bound of the outer one counts on its norm."""
 
     bounds: ClassVar = {"outer.weight": math.sqrt(2)}
@@ -283,21 +279,17 @@ def test_hooks_are_refused() -> None:
     module = Net()
     module.inner.register_forward_hook(lambda _module, _inputs, output: 10 * output)
     with pytest.raises(PrivacyError, match="inner has hooks"):
-        PrivacyEngine().make_private(
-            module=module, optimizer=SGD(module.parameters(), 0.1), data_loader=make_loader(), noise_multiplier=1.0
-        )
+        private(module=module)
 
 
 def test_replaced_layers_are_refused() -> None:
     module = Net()
     module.outer = layers.Dense(8, 3, constraint=Spectral(9.0))
     with pytest.raises(RuntimeError, match="outer were replaced after compilation"):
-        PrivacyEngine().make_private(
-            module=module, optimizer=SGD(module.parameters(), 0.1), data_loader=make_loader(), noise_multiplier=1.0
-        )
+        private(module=module)
 
 
-class Mapped(Net):  # type: ignore[misc,valid-type]
+class Mapped(Net):
     """Before its first layer there is a map without weights, whose outputs are no longer than 1."""
 
     def __init__(self) -> None:
@@ -333,9 +325,7 @@ def test_replaced_maps_without_weights_are_refused(change: Callable[[nn.Module],
     module = Mapped()
     change(module)
     with pytest.raises(RuntimeError, match="map were replaced after compilation"):
-        PrivacyEngine().make_private(
-            module=module, optimizer=SGD(module.parameters(), 0.1), data_loader=make_loader(), noise_multiplier=1.0
-        )
+        private(module=module)
     module, _, loader = private(module=Mapped())
     module.metric = nn.Identity()  # a part that `forward` does not call
     x, y = next(iter(loader))
@@ -518,9 +508,7 @@ def test_optimizers_that_do_not_hold_each_parameter_once_are_refused() -> None:
     parameters = list(module.parameters())
 
     def attempt(optimizer: Optimizer) -> None:
-        PrivacyEngine().make_private(
-            module=module, optimizer=optimizer, data_loader=make_loader(), noise_multiplier=1.0
-        )
+        private(lambda _: optimizer, module=module)
 
     with pytest.raises(PrivacyError, match="parameters of other modules"):
         attempt(SGD([*parameters, nn.Parameter(torch.zeros(2))], lr=0.1))
@@ -580,11 +568,11 @@ def test_a_closure_that_does_not_send_its_batch_back_once_is_refused(times: int)
 
 
 def test_a_module_without_a_bound_for_a_parameter_is_refused() -> None:
-    class Forgetful(Net):  # type: ignore[misc, valid-type]
+    class Forgetful(Net):
         def gradient_bounds(self) -> dict[str, float]:
             return {"inner.weight": 1.0}
 
-    class Unbounded(Net):  # type: ignore[misc, valid-type]
+    class Unbounded(Net):
         bounds = {**Net.bounds, "inner.bias": math.inf}  # noqa: RUF012
 
     with pytest.raises(PrivacyError, match="differ in"):
@@ -594,7 +582,7 @@ def test_a_module_without_a_bound_for_a_parameter_is_refused() -> None:
 
 
 def test_frozen_parameters_may_stay_in_the_optimizer_and_do_not_move() -> None:
-    class Half(Net):  # type: ignore[misc, valid-type]
+    class Half(Net):
         bounds = {"outer.weight": Net.bounds["outer.weight"]}  # noqa: RUF012
 
         def __init__(self) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
@@ -15,11 +13,10 @@ from lipcompile_torch.certify.precision import rounding_slack
 from lipcompile_torch.train.checks import PrivacyError
 from torch import nn
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Net, private, backward = (HELP[n] for n in ("Net", "private", "backward"))
+from tests.torch.private_net import Net, backward, private
 
 
-class Linear(Net):  # type: ignore[misc, valid-type]
+class Linear(Net):
     """The same network with a loss that is linear in the output: no second derivative flows through the gate."""
 
     def per_example_loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

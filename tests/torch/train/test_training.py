@@ -209,7 +209,7 @@ def test_steps_of_another_model_in_the_ledger_stop_a_resumed_run(tmp_path: Path)
         train(Net(), arrays(), config(tmp_path), Recorder(interrupt_at=5))
     engine = PrivacyEngine("rdp", ledger=tmp_path / "ledger.jsonl")
     module, optimizer, loader = HELP["private"](
-        engine=engine, data_loader=HELP["loader"](300, 30), noise_multiplier=0.3
+        engine=engine, data_loader=HELP["make_loader"](300, 30), noise_multiplier=0.3
     )
     x, y = next(iter(loader))
     HELP["backward"](module, x, y)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,7 @@ from lipcompile_torch.train.data import load_npz
 from torch import Tensor
 from torch.optim import SGD
 
-HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Net, Recorder = HELP["Net"], HELP["Recorder"]
-seeded, backward = HELP["seeded"], HELP["backward"]
+from tests.torch.private_net import Net, Recorder, backward, seeded
 
 
 def test_trap_14_no_statistic_of_the_data_set_enters_an_example(tmp_path: Path) -> None:
@@ -33,12 +30,12 @@ def test_trap_14_no_statistic_of_the_data_set_enters_an_example(tmp_path: Path) 
     np.testing.assert_array_equal(found[0][1:], found[1][1:])
 
 
-class Unused(Net):  # type: ignore[misc, valid-type]
+class Unused(Net):
     """A layer of the network is left out of the forward pass at hand."""
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.relu(self.inner(self.clip_input(x))).detach()
-        return self.release(self.outer(hidden))  # type: ignore[no-any-return]
+        return self.release(self.outer(hidden))
 
 
 def test_trap_23_a_parameter_without_a_gradient_gets_its_noise() -> None:
