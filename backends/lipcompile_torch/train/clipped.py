@@ -102,7 +102,8 @@ class ClippedGradients:
         self._flat, self._lengths = _lengths(clipping, self._parameters)
         self._chunk_size = chunk_size or self._fitting_chunk()
         self._sums: dict[str, Tensor] = {}
-        self._compared = False
+        # Whether the checks of a first batch are done: of several examples at once, and of one at a time.
+        self._compared = self._compared_one = False
         self.takes_views = False
         self.masks = Masks(wanted=False)
         self._check_module()
@@ -241,6 +242,8 @@ class ClippedGradients:
                 return self.module.release(outputs)
         together = self._run_together(rows)
         outputs = self._alone(copies, inputs)
+        if len(inputs) == 1 and not (self._compared or self._compared_one):
+            self._check_beside_zeros(copies, inputs)
         self._check_alone(rows, together, outputs.detach())
         return outputs
 
@@ -361,11 +364,24 @@ class ClippedGradients:
             "so per-example gradients are undefined: normalise, centre or attend within one example"
         )
 
+    def _check_beside_zeros(self, copies: dict[str, Tensor], inputs: Tensor) -> None:
+        """Refuse a module whose output for an example that comes alone would depend on another one: of zeros."""
+        both = torch.cat([inputs, torch.zeros_like(inputs)])
+        twice = {name: copy.detach().expand(2, *copy.shape[1:]) for name, copy in copies.items()}
+        with torch.no_grad():
+            rows = both.flatten(0, 1)
+            self._check_alone(rows, self._run_together(rows), self._alone(twice, both))
+
     def _check_first(self, inputs: Tensor, targets: Tensor, gradients: dict[str, Tensor]) -> None:
         """Refuse a module whose gradient of one example depends on another, as the first one of a batch shows it:
         own autograd functions may have rules for `vmap` that mix them.
         """
-        if self._compared or len(inputs) < 2 or isinstance(self.module, LipschitzModule):
+        if self._compared or not len(inputs) or isinstance(self.module, LipschitzModule):
+            return
+        if len(inputs) == 1:
+            if not self._compared_one:
+                self._compared_one = True
+                self._check_sum(inputs, targets, gradients)
             return
         self._compared = True
 
