@@ -189,6 +189,8 @@ class _Training:
 
     def __init__(self, module: LipschitzModule, data: Arrays, config: TrainConfig, report: Progress) -> None:
         _check(config)
+        if config.seed is not None:  # masks of dropout and views follow it, too
+            torch.manual_seed(config.seed)
         self.config, self.report = config, report
         self.augmentation = _augmentation(config, module)
         self.device = _device(config.device)
