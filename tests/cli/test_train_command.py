@@ -216,7 +216,7 @@ def test_views_of_images_cost_no_epsilon_and_belong_to_the_run(capsys: Capture) 
 
 
 def test_a_seed_repeats_weights_masks_and_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights at the start, dropout and changes of images are drawn by torch's generator, which begins anywhere."""
+    """Weights at the start, dropout and changes of images are drawn by the generator of torch."""
     monkeypatch.setattr(sys.modules[__name__], "IMAGES", IMAGES.replace("flatten", "flatten; dropout(0.5)"))
     write_images("augment flip, shift=1, views=2")
     found = []

@@ -77,7 +77,7 @@ class TrainConfig:
         views: of each example that is changed.
         max_physical_batch: most examples computed at once; of augmented ones each view counts.
         fixed_shape: compute every batch in one shape, see `engine.EngineOptions`.
-        seed: makes the run repeatable and NOT private.
+        seed: makes the run repeatable and NOT private; torch's own generator gets it, too.
         resume: go on from the checkpoint in `output`.
         device: "auto", "cpu" or "cuda".
     """
