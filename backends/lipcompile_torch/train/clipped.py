@@ -379,11 +379,20 @@ class ClippedGradients:
         if self._compared or not len(inputs) or isinstance(self.module, LipschitzModule):
             return
         if len(inputs) == 1:
-            if not self._compared_one:
-                self._compared_one = True
+            # Half precision turns over kinks, of which one example has few: each is a good part of its gradient.
+            if not self._compared_one and self._tolerance(next(iter(gradients.values()))) < _COARSEST:
                 self._check_sum(inputs, targets, gradients)
+            self._compared_one = True
             return
-        self._compared = True
+        self._compared = True  # or `alone` would not end
+        try:
+            self._check_several(inputs, targets, gradients)
+        except BaseException:
+            self._compared = False  # what is refused once is refused again
+            raise
+
+    def _check_several(self, inputs: Tensor, targets: Tensor, gradients: dict[str, Tensor]) -> None:
+        """Compare the gradients of examples with those of the first one alone, and with those of the whole batch."""
 
         def alone() -> Tensor:
             return _flat(self._per_example_gradients(inputs[:1], targets[:1])[1])

@@ -267,6 +267,15 @@ def test_modules_are_checked_where_one_example_comes_at_a_time() -> None:
         later.backward(x[1:], y[1:])
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_kinks_that_half_precision_turns_over_are_no_reason_to_refuse_one_example() -> None:
+    """With this seed a quarter of the gradient of one example differs between vmap and a batch, on x86-64."""
+    torch.manual_seed(5)
+    encoder = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
+    module = nn.Sequential(encoder, nn.Flatten(), nn.Linear(12, 3)).bfloat16()
+    clipped(module, 1.0, chunk_size=1).backward(torch.randn(1, 3, 4).bfloat16(), torch.tensor([1]))
+
+
 @pytest.mark.parametrize("build", [convolutions, perceptron])
 def test_per_example_gradients_are_those_of_opacus(build: Callable[[], nn.Module]) -> None:
     with warnings.catch_warnings():
@@ -812,8 +821,10 @@ class Mixed(nn.Linear):
 
 
 def test_a_backward_pass_that_mixes_examples_is_refused() -> None:
-    with pytest.raises(PrivacyError, match="the gradient of one example depends on the other examples"):
-        clipped(Mixed(4, 3), 1.0).backward(*vectors(3, torch.float32))
+    sums = clipped(Mixed(4, 3), 1.0)
+    for _ in range(2):  # a loop that goes on after an error meets it again
+        with pytest.raises(PrivacyError, match="the gradient of one example depends on the other examples"):
+            sums.backward(*vectors(3, torch.float32))
 
 
 class Recurrent(nn.Module):
