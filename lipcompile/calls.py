@@ -183,7 +183,7 @@ def train(
     """
     from lipcompile.cli.shared.inputs import checked
     from lipcompile.cli.shared.settings import defaults_of, planned, training_settings
-    from lipcompile.cli.shared.training import check_targets, default_batch, text_of_run
+    from lipcompile.cli.shared.training import check_targets, default_batch, drawn, text_of_run
 
     backend = find()
     if not isinstance(data, backend.data.Arrays) and len(data) == 2:
@@ -197,7 +197,7 @@ def train(
     arrays = checked(data, derivation.analysis.graph, backend)
     folder = Path(output)
     text = text_of_run(folder, text, resume=bool((how or {}).get("resume")))
-    module = instantiate(folder / "model.py", text)
+    module = drawn(folder / "model.py", text, (how or {}).get("seed"))
     check_targets(module, arrays)
     how = dict(how or {})
     given = dict.fromkeys(field.name for field in fields(backend.training.TrainConfig) if field.name != "output")

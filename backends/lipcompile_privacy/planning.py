@@ -98,7 +98,9 @@ def with_bands(correlation: Mapping[str, Any], drawing: Drawing, steps: int, bud
 
     More bands cancel more noise, and leave less amplification by sampling: b bands draw at b times the rate. Bands
     are doubled from 1 as long as that lowers the noise in the sum of the gradients so far, σ_b·√(mean error of b),
-    with σ_b calibrated by the RDP accountant. No data are looked at, and any choice is private.
+    with σ_b calibrated by the RDP accountant. No data are looked at, and any choice is private. Under replace-one,
+    where that accountant has no theorem, the choice is that of add/remove: a σ some two times as large is needed
+    for any number of bands.
 
     Args:
         correlation: see `Correlation`.
@@ -111,7 +113,8 @@ def with_bands(correlation: Mapping[str, Any], drawing: Drawing, steps: int, bud
     """
     if correlation.get("kind") != "correlated" or correlation.keys() & {"bands", "participation"}:
         return correlation
-    return {**correlation, "bands": _least_error(drawing, steps, replace(budget, accountant="rdp"))}
+    like = replace(budget, accountant="rdp", relation=NeighbouringRelation.ADD_REMOVE)
+    return {**correlation, "bands": _least_error(drawing, steps, like)}
 
 
 @lru_cache(16)

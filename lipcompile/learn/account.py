@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -47,8 +48,8 @@ class Budget:
     search: bool = False
 
     def __post_init__(self) -> None:
-        if self.fits < 1:
-            raise BudgetError(f"fits = {self.fits}: it must be at least 1")
+        if not isinstance(self.fits, Integral) or self.fits < 1:
+            raise BudgetError(f"fits = {self.fits}: it must be a whole number of at least 1")
 
 
 def default_delta(rows: int) -> float:

@@ -210,6 +210,26 @@ def test_views_of_images_cost_no_epsilon_and_belong_to_the_run(capsys: Capture) 
     assert views.runs == plain.runs
 
 
+def test_a_seed_repeats_weights_masks_and_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights at the start, dropout and changes of images are drawn by the generator of torch."""
+    monkeypatch.setattr(sys.modules[__name__], "IMAGES", IMAGES.replace("flatten", "flatten; dropout(0.5)"))
+    write_images("augment flip, shift=1, views=2")
+    found = []
+    for number, seed in enumerate((1, 1, 2)):
+        torch.manual_seed(number)
+        train(f"--epsilon 20 --delta 1e-3 --epochs 1 --batch-size 20 --seed {seed}")
+        found.append(torch.load("run/checkpoint.pt", weights_only=False)["states"]["module"]["dense.weight"])
+        Path("run").rename(f"run {number}")
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_the_train_block_leaves_the_noise_to_its_epsilon(capsys: Capture) -> None:
+    """A noise multiplier beside it was left out of account, without a word."""
+    Path("model.lip").write_text(f"{MODEL}train {{ budget epsilon=20, delta=1e-3, noise_multiplier=50 }}")
+    assert "`noise_multiplier` of the `train` block is not that of a training" in refused("--epochs 1", capsys)
+
+
 def test_views_of_the_train_block_give_way_to_options(capsys: Capture) -> None:
     write_images("augment flip, shift=1, views=3")
     said = "--epsilon 20 --delta 1e-3 --epochs 1 --batch-size 20"

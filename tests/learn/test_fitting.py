@@ -258,6 +258,13 @@ def test_fits_are_counted_by_a_ledger(tmp_path: Path) -> None:
         fit(x, y, BOUNDED, budget, recipe=recipe, ledger=path)
 
 
+@pytest.mark.parametrize("fits", [0, 1.5, 2.0])
+def test_fits_are_a_whole_number(fits: Any) -> None:
+    """With 1.5 a cross-validation of five fits would have cost 5/1.5 times ε, and was not refused."""
+    with pytest.raises(BudgetError, match="a whole number of at least 1"):
+        Budget(2.0, 1e-5, fits)
+
+
 def test_a_ledger_with_a_selection_is_read_by_divergences(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     engine = PrivacyEngine("rdp", path)

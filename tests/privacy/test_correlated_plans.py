@@ -100,6 +100,18 @@ def test_a_budget_chooses_the_bands(target: float) -> None:
     assert found == {"kind": "correlated", "bands": min((1, 2, 4, 8, 16), key=error)}
 
 
+def test_bands_under_replace_one_are_those_of_add_remove() -> None:
+    """Where the RDP accountant, which compares them, has no theorem; it asked the user for another one."""
+    drawing = Drawing.of("poisson", 20, 400)
+    added, replaced = (
+        with_bands({"kind": "correlated"}, drawing, 80, Budget(3, 1e-4, relation, "pld"))
+        for relation in NeighbouringRelation
+    )
+    assert added == replaced
+    plan = planned(load(write("correlated", more="neighbours replace_one"), ModelOptions()))
+    assert plan["correlation"]["bands"] >= 1
+
+
 def test_bands_that_are_left_out_are_those_of_the_budget() -> None:
     plan = planned(load(write("correlated"), ModelOptions()))
     chosen = with_bands(

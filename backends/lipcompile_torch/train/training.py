@@ -77,7 +77,7 @@ class TrainConfig:
         views: of each example that is changed.
         max_physical_batch: most examples computed at once; of augmented ones each view counts.
         fixed_shape: compute every batch in one shape, see `engine.EngineOptions`.
-        seed: makes the run repeatable and NOT private.
+        seed: makes the run repeatable and NOT private; torch's own generator gets it, too.
         resume: go on from the checkpoint in `output`.
         device: "auto", "cpu" or "cuda".
     """
@@ -189,6 +189,8 @@ class _Training:
 
     def __init__(self, module: LipschitzModule, data: Arrays, config: TrainConfig, report: Progress) -> None:
         _check(config)
+        if config.seed is not None:  # masks of dropout and views follow it, too
+            torch.manual_seed(config.seed)
         self.config, self.report = config, report
         self.augmentation = _augmentation(config, module)
         self.device = _device(config.device)

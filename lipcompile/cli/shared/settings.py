@@ -98,6 +98,9 @@ def training_settings(
     """
     if given["correlation"] is not None and "correlation" in plan:
         plan = {**plan, "sampling": None}  # it was that of the plan's noise
+    if "noise_multiplier" in plan:
+        message = "`noise_multiplier` of the `train` block is not that of a training, which computes it from ε"
+        raise input_error("LIP404", message, "remove it from `budget`, or ask `lipcompile budget` for its ε")
     settings = merged(given, plan, defaults)
     demand(settings, ("epsilon", "delta"))
     correlation = settings["correlation"] or None

@@ -106,12 +106,21 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
     text = text_of_run(run.output, run.text, resume=run.resume)
     watch = Watch(run.settings["epochs"])
     with _as_diagnostics(lambda: watch.began), _folder(run, text, lambda: watch.began):
-        module = instantiate(run.output / MODULE, text)
+        module = drawn(run.output / MODULE, text, settings.get("seed"))
         check_targets(module, arrays)
         tell_clipped(module, arrays.x_train)
         config = backend.training.TrainConfig(output=run.output, **settings)
         with plain_warnings(), watch:
             return backend.training.train(module, arrays, config, watch)
+
+
+def drawn(path: Path, text: str, seed: int | None) -> Any:
+    """Return the module of an emitted text, whose weights follow the seed of a run that is to be repeatable."""
+    import torch
+
+    if seed is not None:
+        torch.manual_seed(seed)
+    return instantiate(path, text)
 
 
 def default_batch(derivation: Derivation, examples: int) -> int:
