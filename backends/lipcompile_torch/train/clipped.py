@@ -387,7 +387,7 @@ class ClippedGradients:
             raise
 
     def _check_several(self, inputs: Given, targets: Tensor, gradients: dict[str, Tensor]) -> None:
-        """Compare the gradients of examples with that of the first one alone, and with those of the whole batch."""
+        """Compare gradients of examples with that of the first one alone, and with those of the whole batch."""
 
         def alone() -> Tensor:
             return _flat(self._per_example_gradients(inputs[slice(1)], targets[:1])[1])
