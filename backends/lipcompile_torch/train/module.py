@@ -223,8 +223,12 @@ class LipschitzModule(nn.Module):
         """Run ``forward``; the layers know meanwhile that they are called from there.
 
         Where `Module.compile` has put compiled code in the place of ``forward``, the gate is left out of it, and
-        comes after it.
+        comes after it. A network of several inputs [B, …] takes them as they are, or joined, [B, *input_shape].
+
+        Raises:
+            ValueError: several inputs, which together are not an example.
         """
+        args = self._joined(args)
         views = self._views_of((*args, *kwargs.values()))
         if not torch.is_grad_enabled():  # nothing flows back: it may run beside a pass that is trained on
             args, kwargs = _in_rows(args, kwargs, views)
@@ -248,6 +252,18 @@ class LipschitzModule(nn.Module):
         finally:
             self.gate.running -= 1
             self._views = before
+
+    def _joined(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Join the inputs of a network that was imported with several: an example is their entries in a row."""
+        if len(inputs) < 2 or self.takes_views or self.takes_features:
+            return inputs
+        rows = [x.unsqueeze(-1).flatten(1) for x in inputs]
+        if not all(x.is_floating_point() for x in rows):
+            raise ValueError("expected floating point inputs: convert the others, e.g. x.float()")
+        if len({len(x) for x in rows}) > 1 or (sum(x.shape[1] for x in rows),) != self.input_shape:
+            shape = ", ".join(map(str, self.input_shape))
+            raise ValueError(f"expected inputs of shape [B, {shape}] in all, got {[tuple(x.shape) for x in inputs]}")
+        return (torch.cat(rows, dim=1),)
 
     def _views_of(self, inputs: Iterable[Any]) -> int | None:
         """Return V of views [B, V, *example], or None if the module takes examples.

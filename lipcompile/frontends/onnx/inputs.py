@@ -45,8 +45,11 @@ def sources(graph: GraphProto, given: Mapping[str, Shape]) -> list[Source]:
         raise Refusal("LIP105", "the inputs have batches of different sizes", "export them with one batch size")
     if len(found) > 1 and any(source.tokens for source in found):
         names = ", ".join(f"`{source.name}`" for source in found)
-        message = f"several inputs, {names}, of which one holds whole numbers, are not yet supported"
-        raise Refusal("LIP105", message, "keep one input; store the others as weights")
+        whole = ", ".join(f"`{source.name}`" for source in found if source.tokens)
+        message = f"several inputs, {names}, of which {whole} holds whole numbers, are not yet supported"
+        name = next(source.name for source in found if source.tokens)
+        help_line = f"give it as real numbers, {name}.float(), and let `forward` begin with {name}.long()"
+        raise Refusal("LIP105", message, help_line)
     return found
 
 
