@@ -261,8 +261,8 @@ class LipschitzModule(nn.Module):
         if not all(x.is_floating_point() for x in rows):
             raise ValueError("expected floating point inputs: convert the others, e.g. x.float()")
         if len({len(x) for x in rows}) > 1 or (sum(x.shape[1] for x in rows),) != self.input_shape:
-            shape = ", ".join(map(str, self.input_shape))
-            raise ValueError(f"expected inputs of shape [B, {shape}] in all, got {[tuple(x.shape) for x in inputs]}")
+            shape, given = ", ".join(map(str, self.input_shape)), [tuple(x.shape) for x in inputs]
+            raise ValueError(f"expected inputs of shape [B, {shape}] in all, got {given}")
         return (torch.cat(rows, dim=1),)
 
     def _views_of(self, inputs: Iterable[Any]) -> int | None:

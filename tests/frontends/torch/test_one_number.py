@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from lipcompile_torch.train.certificate import check_certificate
@@ -22,19 +24,22 @@ class Squeezed(nn.Module):
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).squeeze(-1)
+        found: Tensor = self.linear(x).squeeze(-1)
+        return found
 
 
 @pytest.mark.parametrize(
     ("loss", "bounds"),
     [*((loss, "clip") for loss in (*SIGNS, *LABELS, *REALS)), ("bce", "theorem"), (REALS[0], "theorem")],
 )
-def test_losses_and_gradients_are_those_of_a_vector_of_one(loss: str, bounds: str) -> None:
+def test_losses_and_gradients_are_those_of_a_vector_of_one(loss: str, bounds: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     x, reals = torch.randn(B, 6, generator=generator), torch.randn(B, generator=generator)
     target = reals.sign() if loss in SIGNS else (reals > 0).float() if loss in LABELS else reals
     linear = nn.Linear(6, 1)
-    how = {} if bounds == "clip" else {"input_norm": 5, "constraint": "spectral:1.0", "bias_bound": 1}
+    how: dict[str, Any] = (
+        {} if bounds == "clip" else {"input_norm": 5, "constraint": "spectral:1.0", "bias_bound": 1}
+    )
     pair = [
         lipcompile.private(one, (6,), loss=loss, bounds=bounds, verify_import=False, **how)
         for one in (Squeezed(linear), nn.Sequential(linear))

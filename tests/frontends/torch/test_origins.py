@@ -137,7 +137,7 @@ def test_the_loss_is_that_of_the_private_module() -> None:
     loss = "token_cross_entropy:temperature=3/2,class_weights=(1,0.1),ignore=-100"
     private = changed(lipcompile.private(module, [3, 4], loss=loss))
     lipcompile.load_trained(module, private, [3, 4])
-    assert torch.equal(module.weight, private.linear_mat_mul.weight)
+    assert torch.equal(module.weight, private.get_parameter("linear_mat_mul.weight"))
 
 
 def test_each_weight_goes_to_its_place() -> None:

@@ -17,7 +17,8 @@ class Weighted(nn.Module):
         self.last = nn.Linear(4, 3)
 
     def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        return self.last(first - 2 * second.flatten(1))
+        found: torch.Tensor = self.last(first - 2 * second.flatten(1))
+        return found
 
 
 def test_several_inputs_are_given_one_by_one_in_the_order_of_forward() -> None:
