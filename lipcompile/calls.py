@@ -266,15 +266,13 @@ def fix(
     return fixing.fix(model, _shaped(model, example, model_options(**options)), wanted, Path(output))
 
 
-def load_trained(
-    module: Module, trained: Module | str | Path, example: Example, *, loss: str = "cross_entropy", **options: Any
-) -> Module:
+def load_trained(module: Module, trained: Module | str | Path, example: Example, **options: Any) -> Module:
     """Load privately trained weights into the module that they began in: yours, without any part of this package.
 
     Args:
         module: yours; its trained parameters change in place, and nothing else.
         trained: what `private` made of it, after training; or the folder of `train` or `lipcompile train`.
-        example, loss, options: those that `private`, `train` or the command was given.
+        example, options: those that `private`, `train` or the command was given; the loss is known.
 
     The two modules are compared on random inputs, in evaluation mode. With bounds by theorem the private module
     clips its inputs to their norm, and yours does not.
@@ -297,14 +295,19 @@ def load_trained(
     """
     import torch
 
+    from lipcompile.certificates.read import graph_of
     from lipcompile.cli.shared.inputs import trained as read
     from lipcompile.cli.shared.verdicts import agreement
+    from lipcompile.emitters.lip_text import loss_text
     from lipcompile.frontends.torch.origins import origins
     from lipcompile.frontends.torch.padding import padded
 
-    backend, chosen = find(), model_options(**{"loss": loss, **options, "bounds": "clip"})
+    backend = find()
     source: Any = read(Path(trained), None, backend).module if isinstance(trained, (str, Path)) else trained
     load_plugins()
+    use = graph_of(source.certificate).loss
+    known = {} if use is None else {"loss": loss_text(use)}
+    chosen = model_options(**{**known, **options, "bounds": "clip"})
     found = origins(module, example, chosen)
     trained_ones = {name: one.detach() for name, one in source.named_parameters() if one.requires_grad}
     entries = found.entries({name: one.double().cpu().numpy() for name, one in trained_ones.items()})
@@ -325,7 +328,11 @@ def load_trained(
         for name, weights in before.items():
             parameters[name].copy_(weights)
     message = "with the trained weights your module computes something else: a layer was replaced on import"
-    raise input_error("LIP523", message, "replace it in your module, too, before `private` reads it")
+    help_line = (
+        "replace it in your module, too, before `private` reads it; or deploy the private module as it is, by "
+        "lipcompile.export_onnx"
+    )
+    raise input_error("LIP523", message, help_line)
 
 
 def _set(parameters: Mapping[str, Any], entries: Mapping[str, Any], before: Mapping[str, Any]) -> None:

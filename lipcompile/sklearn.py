@@ -404,7 +404,12 @@ def _bounds(
     """Return the ends of public ranges as vectors [d]."""
     if bounds is None:
         return None, None
+    vectors = "bounds=(low, high): two numbers, or two vectors of a number for each column"
+    if len(bounds) != 2:
+        raise ValueError(f"{vectors}; {len(bounds)} values were given")
     low, high = (np.broadcast_to(np.asarray(end, dtype=np.float64), (columns,)) for end in bounds)
+    if columns == 2 and (low == high).any():  # as of [(0, 100), (0, 1)], the ranges of two columns
+        raise ValueError(f"{vectors}, not a pair for each; a column has the same number for both ends")
     if (low > high).any() or np.isinf(low).any() or np.isinf(high).any():
         raise ValueError("bounds=(low, high): every low is a finite number, and at most its high")
     return low, high

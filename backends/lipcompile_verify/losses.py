@@ -196,11 +196,9 @@ LOSSES = {
 
 def logits(s: Any, shape: tuple[int, ...], kind: str) -> None:
     """Check that the logits are of the kind that a loss takes: one, classes, several vectors, or any numbers."""
-    many = kind in ("tokens", "pixels")
-    require(
-        shape and (kind == "numbers" or (len(shape) == 1) != many), "the loss does not take logits of this shape"
-    )
-    s.K = prod(shape) if kind == "numbers" else shape[0 if kind == "pixels" else -1]
+    axes = {"one": len(shape) <= 1, "classes": len(shape) == 1, "numbers": True}
+    require(axes.get(kind, len(shape) > 1), "the loss does not take logits of this shape")
+    s.K = prod(shape) if kind in ("one", "numbers") else shape[0 if kind == "pixels" else -1]
     s.n = prod(shape) // s.K
     require(
         s.K == 1 if kind == "one" else (1 if kind == "numbers" else 2) <= s.K, "the number of logits does not fit"

@@ -14,6 +14,8 @@ from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import InputError, input_error
 from lipcompile.numbers import Arithmetic, Scalar, Symbol, symbols_of
 
+_NO_NORM = "use --input-norm, or --bounds auto, which clips gradients where no theorem bounds them"
+
 
 def open_numbers(graph: Graph) -> list[Symbol]:
     """Return the open numbers of a model, in the order of their use."""
@@ -48,7 +50,7 @@ def complete(derivation: Derivation, what: str) -> Analysis:
             message = f"{what} has nothing to train: every parameter is frozen"
             help_line = "freeze less (requires_grad, --freeze, frozen { }); with --input-norm it can be certified"
             raise input_error("LIP307", message, help_line)
-        raise input_error("LIP014", f"{what} needs numbers, but X_0 has no value", "use --input-norm")
+        raise input_error("LIP014", f"{what} needs numbers, but X_0 has no value", _NO_NORM)
     crossed = not graph.clips and all(node.op.lipschitz is not None for node in graph.nodes)
     if analysis.total.value is None or (crossed and analysis.lipschitz.value is None):
         message = f"{what} needs numbers, but the bounds of this model are too large for a double"

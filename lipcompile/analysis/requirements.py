@@ -16,8 +16,8 @@ from lipcompile.numbers import text
 from lipcompile.ops.merge.rules import SUM
 from lipcompile.ops.normalisation.rules import squared_slope
 
-# The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
-_LOSS, _INPUT = "LIP21", "LIP20"
+# The first digits of a code say which requirement an error breaks, if any; what is not listed concerns the layers.
+_LOSS, _INPUT, _PLAN = "LIP21", "LIP20", "LIP40"
 # Ops without parameters that stand in the place of layers with frozen ones.
 _TRANSFORMS = (
     *("colour_space", "hsv", "scattering2d"),
@@ -59,7 +59,7 @@ def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requ
     errors = [d for d in diagnostics if d.severity == Severity.ERROR]
     loss = [d for d in errors if d.code.startswith(_LOSS)]
     source = [d for d in errors if d.code.startswith(_INPUT)]
-    layers = [d for d in errors if d not in loss and d not in source]
+    layers = [d for d in errors if d not in loss and d not in source and not d.code.startswith(_PLAN)]
     return Requirements(
         lipschitz_loss=_requirement(_first(loss), _loss_detail(graph)),
         bounded_input=_requirement(_first(source), _input_detail(graph)),

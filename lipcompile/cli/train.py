@@ -164,6 +164,8 @@ def train(
             raise click.UsageError(
                 f"--{name} is for tables, and `{model}` is none: the name of a table ends in {', '.join(ENDINGS)}"
             )
+    if data is not None and is_table(data):
+        raise click.UsageError(f"--data takes arrays, and `{data}` is a table: give it in the place of MODEL")
     preset = given.pop("preset")
     if preset is not None:
         if data is not None:
@@ -195,14 +197,19 @@ def _train_on_table(
 def _train_network(model: str, options: ModelOptions, data: Path, output: Path, given: dict[str, Any]) -> int:
     from lipcompile import pipeline
     from lipcompile.analysis.usefulness import judged
-    from lipcompile.cli.shared.inputs import CHECKPOINT
+    from lipcompile.cli.shared.inputs import CHECKPOINT, reading
     from lipcompile.cli.shared.settings import defaults_of, planned
-    from lipcompile.cli.shared.training import TrainingRun, execute, print_result
+    from lipcompile.cli.shared.training import TrainingRun, execute, print_result, refuse_unresumed
     from lipcompile.cli.shared.verdicts import agrees, measured
 
     allow_vacuous, verify_import = given.pop("allow_vacuous"), given.pop("verify_import")
+    with reading(data):  # what is wrong with the command is said before minutes are spent on the model
+        data.stat()
+    refuse_unresumed(output, resume=given["resume"])
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
+    plan = planned(loaded)
+    settings = _settings(given, plan, defaults_of(derivation)) if derivation.ok else {}
     derivation = measured(derivation, find(), allow_vacuous=allow_vacuous)
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
@@ -210,8 +217,6 @@ def _train_network(model: str, options: ModelOptions, data: Path, output: Path, 
     text = find().emit(derivation)
     if verify_import and not agrees(loaded, derivation, text):
         return 1
-    plan = planned(loaded)
-    settings = _settings(given, plan, defaults_of(derivation))
     run = TrainingRun(derivation, text, data, settings, output, plan.get("dataset"))
     try:
         print_result(execute(run, find()), run)

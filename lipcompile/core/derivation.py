@@ -166,7 +166,7 @@ class Analysis:
         return [d for d in self.depth.definitions if d.name not in known or known[d.name] != d.expression]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Derivation:
     """The result of checking a model. `analysis` is None exactly if a diagnostic is an error."""
 
@@ -179,6 +179,13 @@ class Derivation:
     def ok(self) -> bool:
         """Whether the model is accepted."""
         return self.requirements.ok and not any(d.severity == Severity.ERROR for d in self.diagnostics)
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line: in full it would fill pages."""
+        told = "".join(f", {found.severity} {found.code}" for found in self.diagnostics)
+        bound = None if self.analysis is None else self.analysis.total.value
+        known = "" if bound is None else f", gradient bound {bound!r}"
+        return f"<Derivation of {self.source.name}: {'accepted' if self.ok else 'rejected'}{known}{told}>"
 
     def _repr_html_(self) -> str | None:
         """Return a table for notebooks: verdict, requirements, findings, bounds by parameter, the total."""

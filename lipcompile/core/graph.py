@@ -127,7 +127,7 @@ class LossUse:
     location: Location | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Graph:
     """A model. Nodes stand in topological order; `output` names the logits.
 
@@ -144,6 +144,10 @@ class Graph:
     output: str
     loss: LossUse | None
     clips: tuple[ClipGroup, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return its name and its size: in full it would fill pages."""
+        return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.parameters)} parameters>"
 
     def clip_of(self, parameter: str) -> ClipGroup | None:
         """The group that clips a parameter, None if a theorem bounds its gradient."""

@@ -184,6 +184,11 @@ def test_weights_outside_their_sets_are_told_and_projected(capsys: Capture) -> N
     assert "weights certified to lie in their sets" in out
 
 
+def of_a_table() -> None:
+    Path("people").mkdir()
+    np.savez("people/model.npz", x=np.zeros(1))
+
+
 @pytest.mark.parametrize(
     ("make", "command", "code", "said"),
     [
@@ -193,6 +198,7 @@ def test_weights_outside_their_sets_are_told_and_projected(capsys: Capture) -> N
         (of_another_model, "export run/model.py --weights weights.pt", 2, "LIP513"),
         (nothing, "export missing.py --weights run/checkpoint.pt", 2, "LIP510"),
         (nothing, "export run/ledger.jsonl --weights run/checkpoint.pt", 2, "LIP510"),
+        (of_a_table, "export people", 2, "apply it: lipcompile predict people FILE.csv"),
         (nothing, f"{EXPORT} --ledger missing.jsonl", 2, "LIP405"),
         (nothing, f"{EXPORT} --ledger run/model.py", 2, "LIP405"),
         (nothing, f"{EXPORT} --delta 1e-5", 2, "LIP405"),

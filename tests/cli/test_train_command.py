@@ -73,6 +73,22 @@ CHARGED: dict[str, tuple[type[Release], int]] = {
 }
 
 
+def test_a_wrong_command_is_refused_before_the_model_is_read(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To import a network, and to run it beside its original, may take minutes."""
+    write()
+    assert "data.np`" in refused("--data data.np", capsys)
+    assert "`data.csv` is a table: give it in the place of MODEL" in refused("--data data.csv", capsys)
+    Path("model.lip").write_text(MODEL)
+    monkeypatch.setattr("lipcompile.cli.shared.verdicts.measured", lambda *_, **__: pytest.fail("too late"))
+    assert "--epsilon and --delta are needed" in refused("", capsys)
+    Path("used").mkdir()
+    Path("used/ledger.jsonl").touch()
+    monkeypatch.setattr("lipcompile.pipeline.load", lambda *_: pytest.fail("too late"))
+    assert "`used` holds an earlier run" in refused("--output used", capsys)
+
+
 @pytest.mark.parametrize("sampling", CHARGED)
 def test_the_plan_says_how_batches_are_drawn(sampling: str) -> None:
     relation = "add_remove" if sampling in ("poisson", "balls_in_bins") else "replace_one"

@@ -339,6 +339,28 @@ def test_what_is_no_number_never_agrees(subject: Subject) -> None:
         assert not found.agrees
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_examples_without_a_finite_output_are_left_out(subject: Subject, wrong: bool) -> None:
+    """As of a transformer for a text of padding alone."""
+
+    def original(x: Array) -> Array:
+        y = subject.original(x) * (1.001 if wrong else 1)
+        y[::2] = np.nan
+        return y
+
+    found = deployment.agreement_with_original(subject.program, original)
+    assert (found.examples, found.agrees) == (4, not wrong)
+
+
+def test_a_module_without_a_finite_output_could_not_be_checked() -> None:
+    class Nothing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + torch.log(-(x * x).sum(1, keepdim=True) - 1)
+
+    found = of_module(Nothing(6, 3), bounds="clip")
+    assert (found.code, "could not be checked" in found.message) == ("LIP321", True)
+
+
 def test_other_shapes_are_told(subject: Subject) -> None:
     with pytest.raises(deployment.ShapeError, match=r"returns shape \[8, 2\]"):
         deployment.agreement_with_original(subject.program, lambda x: subject.original(x)[:, :2])

@@ -181,9 +181,13 @@ def test_bounds_are_public_ranges(cancer: tuple[Any, Any]) -> None:
     x, y = cancer
     model = PrivateClassifier(classes=["benign", "malignant"], bounds=(0, 5000)).fit(x, y)
     assert [line["purpose"] for line in model.ledger_] == ["means and scales of columns and target", "head"]
-    for wrong in ((1, 0), (0, np.inf)):
+    each: Any = [(0, 1)] * x.shape[1]
+    for wrong in ((1, 0), (0, np.inf), each):
         with pytest.raises(ValueError, match="bounds"):
             PrivateClassifier(classes=["benign", "malignant"], bounds=wrong).fit(x, y)
+    pairs: Any = [(0, 100), (0, 1e5)]  # of two columns these might be two vectors
+    with pytest.raises(ValueError, match="not a pair for each"):
+        PrivateClassifier(classes=["benign", "malignant"], bounds=pairs).fit(x[:, :2], y)
 
 
 def test_a_pipeline_takes_it(cancer: tuple[Any, Any]) -> None:

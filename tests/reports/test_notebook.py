@@ -54,3 +54,16 @@ def test_the_table_of_a_large_model_is_small(tmp_path: Path) -> None:
     found = html(derivation(tmp_path, f"model m {{ input x: tensor[4], norm <= 1 {layers} dense(1) loss hinge }}"))
     assert "101 more parameters" in parsed(found).text
     assert len(found) < 50_000
+
+
+def test_in_plain_text_a_derivation_is_one_line(tmp_path: Path) -> None:
+    """The gradients of dense(4, bias=0.25) and dense(1) have norms up to 1·0.5, 1·1 and (0.5 + 0.25)·1."""
+    found = derivation(tmp_path, MODEL)
+    assert found.analysis is not None
+    value = found.analysis.total.value
+    assert value is not None
+    assert abs(value - 1.8125**0.5) < 1e-12
+    assert repr(found) == f"<Derivation of m: accepted, gradient bound {value!r}>"
+    assert len(repr(found.analysis.graph)) < 80
+    refused = derivation(tmp_path, "model m { input x: tensor[4], norm <= 1\n dnse(2) loss hinge }")
+    assert repr(refused) == "<Derivation of m: rejected, error LIP011>"

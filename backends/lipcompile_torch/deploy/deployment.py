@@ -131,6 +131,9 @@ def agreement_with_original(
         log_softmax: the axis of an example that the original ends in a log-softmax along, which the module leaves
             to its loss; None if it does not.
 
+    Examples that the original maps to no finite numbers, such as texts of padding alone, are left out; without
+    any other the two do not agree.
+
     Raises ShapeError.
     """
     with torch.random.fork_rng(devices=[]):  # the numbers that follow are those of a program that compares nothing
@@ -143,7 +146,11 @@ def agreement_with_original(
     double = _output(module.double(), fed, log_softmax)
     if wanted.shape != double.shape:
         raise ShapeError(f"the original model returns shape {list(wanted.shape)}, the module {list(double.shape)}")
-    return _compared(wanted, double, single, max(_TOLERANCE, _ULPS * _EPSILON[precision]))
+    finite = np.isfinite(wanted).reshape(len(wanted), -1).all(axis=1)
+    if not finite.any():
+        return Agreement(0, inf, 0.0, inf)
+    tolerance = max(_TOLERANCE, _ULPS * _EPSILON[precision])
+    return _compared(wanted[finite], double[finite], single[finite], tolerance)
 
 
 def _unprojected(program: type[LipschitzModule]) -> LipschitzModule:

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .regression import Reduce, absolute_error, huber, mean_squared_error, over_outputs, smooth_l1, squared_error
+from .regression import (
+    Reduce,
+    absolute_error,
+    huber,
+    in_rows,
+    mean_squared_error,
+    over_outputs,
+    smooth_l1,
+    squared_error,
+)
 
 __all__ = [
     "absolute_error",
@@ -230,10 +239,10 @@ def multilabel_bce(
     Raises:
         ValueError: targets of another shape, or outside [0, 1].
     """
-    if output.dim() < 2 or target.shape != output.shape:
+    if output.dim() < 1 or target.shape != output.shape:
         raise ValueError(f"targets of shape {tuple(target.shape)}: give one number a logit, {tuple(output.shape)}")
     loss = binary_cross_entropy(output.flatten(), target.flatten(), temperature, normalise)
-    return over_outputs(loss.reshape(output.shape).flatten(1), reduce)
+    return over_outputs(in_rows(loss.reshape(output.shape)), reduce)
 
 
 def hinge(output: Tensor, target: Tensor, margin: float = 1.0) -> Tensor:

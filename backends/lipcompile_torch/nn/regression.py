@@ -17,6 +17,11 @@ from ..certify.precision import rounding_slack
 Reduce = Literal["mean", "sum"]
 
 
+def in_rows(values: Tensor) -> Tensor:
+    """Return values [B, …] as [B, K]; K = 1 for one number an example, [B]."""
+    return values.flatten(1) if values.dim() > 1 else values[:, None]
+
+
 def over_outputs(values: Tensor, reduce: Reduce) -> Tensor:
     """Return the mean or sum of values [B, K] over the outputs.
 
@@ -35,7 +40,7 @@ def squared_error(output: Tensor, target: Tensor, target_norm: float | None = No
         ValueError: another shape, a target that is not finite, or one outside the ball.
     """
     residuals = output - _targets(output, target, target_norm)
-    return (residuals * residuals).flatten(1).sum(dim=1) / 2
+    return in_rows(residuals * residuals).sum(dim=1) / 2
 
 
 def mean_squared_error(output: Tensor, target: Tensor, target_norm: float | None = None) -> Tensor:
@@ -46,7 +51,7 @@ def mean_squared_error(output: Tensor, target: Tensor, target_norm: float | None
         ValueError: another shape, a target that is not finite, or one outside the ball.
     """
     residuals = output - _targets(output, target, target_norm)
-    return (residuals * residuals).flatten(1).mean(dim=1)
+    return in_rows(residuals * residuals).mean(dim=1)
 
 
 def absolute_error(output: Tensor, target: Tensor, reduce: Reduce = "mean") -> Tensor:
@@ -55,7 +60,7 @@ def absolute_error(output: Tensor, target: Tensor, reduce: Reduce = "mean") -> T
     Raises:
         ValueError: another shape, or a target that is not finite.
     """
-    return over_outputs((output - _targets(output, target, None)).abs().flatten(1), reduce)
+    return over_outputs(in_rows((output - _targets(output, target, None)).abs()), reduce)
 
 
 def huber(
@@ -73,7 +78,7 @@ def huber(
         ValueError: another shape, a target that is not finite, or one outside the ball.
     """
     values = F.huber_loss(output, _targets(output, target, target_norm), reduction="none", delta=delta)
-    return over_outputs(values.flatten(1), reduce)
+    return over_outputs(in_rows(values), reduce)
 
 
 def smooth_l1(
@@ -91,19 +96,19 @@ def smooth_l1(
         ValueError: another shape, a target that is not finite, or one outside the ball.
     """
     values = F.smooth_l1_loss(output, _targets(output, target, target_norm), reduction="none", beta=beta)
-    return over_outputs(values.flatten(1), reduce)
+    return over_outputs(in_rows(values), reduce)
 
 
 def _targets(output: Tensor, target: Tensor, norm: float | None) -> Tensor:
     """Check targets, of the shape of the outputs [B, …]; return them in the dtype of the outputs."""
-    if target.shape != output.shape or output.dim() < 2 or not target.is_floating_point():
+    if target.shape != output.shape or output.dim() < 1 or not target.is_floating_point():
         raise ValueError(
             f"targets must be floats of shape {tuple(output.shape)}, not {target.dtype} {tuple(target.shape)}"
         )
     if norm is None and not bool(torch.isfinite(target).all()):
         raise ValueError("a target is NaN or infinite: drop or replace such examples")
     if norm is not None:
-        lengths = torch.linalg.vector_norm(target.flatten(1), dim=1, dtype=torch.float64)
+        lengths = torch.linalg.vector_norm(in_rows(target), dim=1, dtype=torch.float64)
         if not bool((lengths <= norm * (1 + rounding_slack(output.dtype) / 10)).all()):
             raise ValueError(
                 f"the norm of a target exceeds target_norm = {norm}: scale or clip the targets, or raise "

@@ -246,16 +246,22 @@ def _arranged(x: NDArray[Any], shape: tuple[int, ...], what: str) -> NDArray[Any
 def _targets(y: NDArray[Any], count: int, classes: int | None, what: str) -> NDArray[Any]:
     if y.ndim == 0 or len(y) != count:
         raise DataError(f"there are {count} inputs for {what} of shape {y.shape}: each input needs one label")
-    if y.dtype.kind not in "fiub" or not np.isfinite(y.astype(np.float64)).all():
+    if y.dtype.kind not in "fiub":
+        raise DataError(f"the {what} (type {y.dtype}) are no numbers: give each class a number, from 0 on")
+    if not np.isfinite(y.astype(np.float64)).all():
         raise DataError(f"the {what} (type {y.dtype}) are not all finite numbers")
     if classes is None:
         return y.astype(np.float32) if y.dtype.kind == "f" else y.astype(np.int64)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or not (y == np.floor(y)).all():
+        way = ", such as y.argmax(1) of rows that mark one class" if y.ndim == 2 else ""
         raise DataError(
-            f"the {what} have shape {y.shape}, type {y.dtype}: each input needs one integer class index"
+            f"the {what} have shape {y.shape}, type {y.dtype}: each input needs one integer class index{way}"
         )
     if y.min() < 0 or y.max() >= classes:
-        raise DataError(f"the {what} have a class index outside 0 … {classes - 1}, the classes of the network")
+        raise DataError(
+            f"the {what} have a class index outside 0 … {classes - 1}, the classes of the network: count classes "
+            "from 0, or give the network more outputs"
+        )
     return y.astype(np.int64)

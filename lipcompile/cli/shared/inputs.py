@@ -119,6 +119,9 @@ class Trained:
 def trained(path: Path, weights: Path | None, backend: Backend) -> Trained:
     """Run a module, or that of a folder of `train`, and load its weights; raises InputError (LIP510, LIP513)."""
     source = path / MODULE if path.is_dir() else path
+    if not source.exists() and (path / "model.npz").is_file():
+        message = f"`{path}` holds the model of a table, which is no network"
+        raise input_error("LIP510", message, f"apply it: lipcompile predict {path} FILE.csv")
     weights = path / CHECKPOINT if weights is None and path.is_dir() else weights
     module = _instance(source, backend)
     return Trained(module, source, weights, None if weights is None else _loaded(module, weights, backend))

@@ -172,15 +172,20 @@ def text_of_run(output: Path, text: str, *, resume: bool) -> str:
     Raises InputError (LIP405) rather than mix two runs in one folder, or write over somebody's file.
     """
     module = output / MODULE
-    if not resume:
-        refuse_used(output, "go on with --resume, or choose another --output")
-    elif not module.is_file():
-        raise input_error("LIP405", f"there is no run in `{output}` to resume", "leave out --resume")
+    refuse_unresumed(output, resume=resume)
     old = module.read_text(encoding="utf-8", errors="replace") if module.is_file() else text
     if old != text and not (resume and _unstarted(old) == _unstarted(text)):
         help_line = "use the model and options that it was made from, or choose another --output"
         raise input_error("LIP405", f"`{module}` is another module than this model's", help_line)
     return old
+
+
+def refuse_unresumed(output: Path, *, resume: bool) -> None:
+    """Raise InputError (LIP405) if there is a run in a folder that does not go on, or none that could."""
+    if not resume:
+        refuse_used(output, "go on with --resume, or choose another --output")
+    elif not (output / MODULE).is_file():
+        raise input_error("LIP405", f"there is no run in `{output}` to resume", "leave out --resume")
 
 
 def refuse_used(output: Path, help_line: str) -> None:

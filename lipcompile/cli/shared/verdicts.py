@@ -127,6 +127,8 @@ def _log_softmax(derivation: Derivation) -> int | None:
 
 
 def _told(found: Any, runner: str) -> Diagnostic:
+    if not found.examples:
+        return _note(f"the import could not be checked: {runner} computes no finite numbers on random inputs")
     measured = f"{found.difference:.1e} ({found.relative:.1e} of an example's largest output)"
     if found.agrees:
         return _note(

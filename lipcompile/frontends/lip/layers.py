@@ -294,7 +294,8 @@ _ELSEWHERE: Mapping[str, str] = {
 def unknown_layer(name: ast.Name, blocks: Sequence[str]) -> Problem:
     """Return the problem of a layer that does not exist, with what serves in its place."""
     known = [*layers(), *SUGAR, *blocks]
-    help_line = _ELSEWHERE.get(name.text.lower()) or suggest(name.text, known) or f"there are: {', '.join(known)}"
+    some = f"grammar/README.md has all {len(known)}, such as dense, conv2d, relu, groupsort and max_pool"
+    help_line = _ELSEWHERE.get(name.text.lower()) or suggest(name.text, known) or some
     return Problem("LIP011", f"unknown layer `{name.text}`", name.at, help_line, node=name.text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from fractions import Fraction
 from importlib.resources import files
 from typing import Any
@@ -41,6 +42,21 @@ _WORDS = {
 }
 # Tokens that may follow nearly everything: listing them says nothing.
 _NOISE = {"SEMICOLON", "PLUS", "MINUS", "TIMES", "OVER"}
+# Words that a line may begin with.
+_BEGINNINGS = (
+    *("model", "block", "train", "import", "param", "input", "loss"),
+    *("residual", "branch", "repeat", "frozen"),
+)
+_OUTER = ("model", "block", "train", "import")
+# What is meant by a character that the language does not have.
+_MEANT = {
+    **dict.fromkeys("<≤⩽", "write <="),
+    **dict.fromkeys("“”„‟«»'‘’", 'a text stands in "straight quotes", a word in none'),
+    **dict.fromkeys("−–—", "write -"),
+    **dict.fromkeys("×·", "write *"),
+    "→": "write ->",
+    "%": "write a number: 0.05 for 5 %",
+}
 # Levels of the syntax tree that one pair of braces takes.
 _LEVELS = 3
 
@@ -101,8 +117,8 @@ def _grammar() -> str:
 
 def _syntax_error(error: UnexpectedInput, text: str, file: str) -> Diagnostic:
     if isinstance(error, UnexpectedCharacters):
-        where = Location(file, error.line, error.column)
-        return Diagnostic("LIP010", f"unexpected character `{text[error.pos_in_stream or 0]}`", location=where)
+        where, found = Location(file, error.line, error.column), text[error.pos_in_stream or 0]
+        return Diagnostic("LIP010", f"unexpected character `{found}`", _meant(found), location=where)
     expected = _expected(error)
     at_end = isinstance(error, UnexpectedEOF) or (
         isinstance(error, UnexpectedToken) and error.token.type == "$END"
@@ -114,7 +130,27 @@ def _syntax_error(error: UnexpectedInput, text: str, file: str) -> Diagnostic:
     assert isinstance(error, UnexpectedToken)
     where = Location(file, error.line, error.column, len(error.token))
     near = suggest(str(error.token), [name.lower() for name in error.expected if name.isalpha()])
-    return Diagnostic("LIP010", f"unexpected `{error.token}`", near or expected, location=where)
+    help_line = near or _of_line(error, text) or expected
+    return Diagnostic("LIP010", f"unexpected `{error.token}`", help_line, location=where)
+
+
+def _meant(character: str) -> str:
+    if character.isspace():
+        return "write an ordinary space"
+    return _MEANT.get(character) or ("names have the letters A to Z, digits and _" if character.isalpha() else "")
+
+
+def _of_line(error: UnexpectedToken, text: str) -> str:
+    """Say what may be wrong with the line that an unexpected token stands in, empty if nothing is known."""
+    line = text.splitlines()[error.line - 1]
+    if line[error.column - 1 :].startswith(("//", "/*")):
+        return "a comment begins with #"
+    first = re.match(r"\s*(\w*)", line)
+    if first is None or first.end() >= error.column:
+        return ""
+    if first[1] in _OUTER and "RBRACE" in error.expected:
+        return f"`{first[1]}` stands outside of models: is a `}}` missing before it?"
+    return "" if first[1] in _BEGINNINGS else suggest(first[1], _BEGINNINGS)
 
 
 def _expected(error: UnexpectedInput) -> str:

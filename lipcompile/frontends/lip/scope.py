@@ -74,7 +74,8 @@ class Scope:
         if isinstance(value, str) and open_names and isinstance(expression, ast.Name):
             return Symbol(value, f"parameter {value}")
         if isinstance(value, bool | str | tuple):
-            known = f"known parameters: {', '.join(self.numbers)}" if self.numbers else ""
+            none = "write a number; in a model `param n: int = 3` gives one a name"
+            known = f"known parameters: {', '.join(self.numbers)}" if self.numbers else none
             raise Problem("LIP011", f"`{_shown(expression)}` is not a number", expression.at, known)
         return value
 
@@ -87,7 +88,11 @@ class Scope:
                 "LIP014", f"{what} must be known, but `{name}` has no value", expression.at, f"add --set {name}=…"
             )
         if value.denominator != 1 or value < 1:
-            raise Problem("LIP012", f"{what} must be a positive integer, not {value}", expression.at)
+            raise Problem(
+                "LIP012",
+                f"{what} must be a positive integer, not {value if value.denominator == 1 else float(value)}",
+                expression.at,
+            )
         return int(value)
 
     def _named(self, name: ast.Name) -> Scalar | str:

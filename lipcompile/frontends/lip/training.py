@@ -58,7 +58,8 @@ def _numbers(
         name = argument.name.text if argument.name else ""
         at = argument.name.at if argument.name else argument.value.at
         if name not in names:
-            raise Problem("LIP404", f"`{line.key.text}` takes {', '.join(names)}", at, suggest(name, names))
+            help_line = suggest(name, names) if name else f"write the name: {names[0]}=…"
+            raise Problem("LIP404", f"`{line.key.text}` takes {', '.join(names)}", at, help_line)
         value = Scope().scalar(argument.value)
         if not isinstance(value, Fraction) or value < 0:
             raise Problem("LIP404", f"`{name}` must be a number of at least 0", at)

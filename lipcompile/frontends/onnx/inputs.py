@@ -48,13 +48,12 @@ def sources(graph: GraphProto, given: Mapping[str, Shape]) -> list[Source]:
     if len({source.batch for source in found}) > 1:
         raise Refusal("LIP105", "the inputs have batches of different sizes", "export them with one batch size")
     if len({source.tokens for source in found}) > 1:
-        whole, reals = (
-            ", ".join(f"`{source.name}`" for source in found if source.tokens == kind) for kind in (True, False)
-        )
-        message = (
-            f"inputs of whole numbers, {whole}, beside inputs of real numbers, {reals}, are not yet supported"
-        )
-        raise Refusal("LIP105", message, "give a mask as whole numbers too; store other inputs as weights")
+        whole, reals = ([source.name for source in found if source.tokens == kind] for kind in (True, False))
+        shown = [", ".join(f"`{name}`" for name in names) for names in (whole, reals)]
+        message = f"whole numbers, {shown[0]}, beside inputs of real numbers, {shown[1]}, are not yet supported"
+        name = whole[0]
+        help_line = f"give real numbers, {name}.float(), and let `forward` begin with {name}.long()"
+        raise Refusal("LIP105", message, help_line)
     return found
 
 

@@ -63,8 +63,12 @@ class Untraceable(Exception):  # noqa: N818
 def traced(module: Module, examples: Sequence[Example]) -> tuple[ExportedProgram, tuple[Example, ...]]:
     """Trace a module as it is, in training mode or not; also return which kind of numbers it takes.
 
-    Raises Untraceable if it has no graph; InputError (LIP023) if it does not take such examples.
+    Inputs with names are put in the order of `forward`. Raises Untraceable if the module has no graph; InputError
+    (LIP023) if it does not take such examples.
     """
+    order = list(inspect.signature(module.forward).parameters)
+    if all(example.name in order for example in examples):
+        examples = sorted(examples, key=lambda example: order.index(example.name))
     try:
         return _program(module, examples), tuple(examples)
     except InputError:

@@ -350,6 +350,14 @@ def test_the_command_line_overrides_sets_but_thaws_nothing(tmp_path: Path) -> No
         ("modle m { }", 1, 1, "did you mean `model`?"),
         ("model m { input x: tensor[4]", 1, 29, None),
         ("model m { dense(3) @ }", 1, 20, ""),
+        ("model m { input x: tensor[4], norm ≤ 3 }", 1, 36, "write <="),
+        ("model m { input x: tensor[4], norm < 3 }", 1, 36, "write <="),
+        ("model m { dense(\u00a03) }", 1, 17, "write an ordinary space"),
+        ("model m { dense(3, constraint=“keep”) }", 1, 31, 'a text stands in "straight quotes", a word in none'),
+        ("model m { densé(3) }", 1, 15, "names have the letters A to Z, digits and _"),
+        ("model m {\n  // a comment\n}", 2, 3, "a comment begins with #"),
+        ("model m {\n  inptu x: tensor[4]\n}", 2, 10, "did you mean `input`?"),
+        ("model m { dense(3)\ntrain { }", 2, 7, "`train` stands outside of models: is a `}` missing before it?"),
     ],
 )
 def test_syntax_errors_name_the_place(
@@ -361,6 +369,25 @@ def test_syntax_errors_name_the_place(
     assert found.location is not None
     assert (found.code, found.location.line, found.location.column) == ("LIP010", line, column)
     assert help_line is None or found.help == help_line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD + "repeat n { relu } }", "write a number; in a model `param n: int = 3` gives one a name"),
+        (HEAD + "px dense(2) }", "grammar/README.md has all"),
+        (HEAD + "dense(2) } train { optimizer adam(0.1) }", "write the name: lr=…"),
+    ],
+)
+def test_names_and_numbers_that_are_none_name_what_to_write(tmp_path: Path, text: str, said: str) -> None:
+    (found,) = problems(tmp_path, text)
+    assert said in found.help
+
+
+def test_a_mistake_in_the_plan_is_none_of_a_layer(tmp_path: Path) -> None:
+    found = check(write(tmp_path, HEAD + "dense(2) loss hinge } train { optimizer adamw(lr=1) }"))
+    assert not found.ok
+    assert "problem" not in found.requirements.lipschitz_layers.detail
 
 
 def test_setting_an_undeclared_parameter_is_refused(tmp_path: Path) -> None:

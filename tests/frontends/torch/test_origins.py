@@ -130,6 +130,16 @@ def test_the_module_computes_what_was_trained(made: Any, example: Any, bounds: A
     assert all(torch.equal(one, dict(module.named_parameters())[name]) for name, one in frozen.items())
 
 
+def test_the_loss_is_that_of_the_private_module() -> None:
+    """Two logits of three tokens are none of the cross entropy of one label."""
+    torch.manual_seed(0)
+    module = nn.Linear(4, 2)
+    loss = "token_cross_entropy:temperature=3/2,class_weights=(1,0.1),ignore=-100"
+    private = changed(lipcompile.private(module, [3, 4], loss=loss))
+    lipcompile.load_trained(module, private, [3, 4])
+    assert torch.equal(module.weight, private.get_parameter("linear_mat_mul.weight"))
+
+
 def test_each_weight_goes_to_its_place() -> None:
     """By hand: of a layer [2, 3] entry by entry, and of an LSTM the sum of both biases to the first of them."""
     module = nn.Linear(3, 2)

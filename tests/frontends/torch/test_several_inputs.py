@@ -166,3 +166,25 @@ def test_training_takes_the_inputs_by_their_names(tmp_path: Path) -> None:
     assert found[0].steps == found[1].steps == 4
     saved = [torch.load(tmp_path / name / "checkpoint.pt")["states"]["module"] for name in ("mapping", "array")]
     assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+
+
+class Weighted(nn.Module):
+    """Two inputs of one size, which are not to be confused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        found: Tensor = self.last(first - 2 * second.flatten(1))
+        return found
+
+
+def test_several_inputs_are_given_one_by_one_in_the_order_of_forward() -> None:
+    first, second = torch.randn(5, 4), torch.randn(5, 2, 2)
+    module = Weighted()
+    wanted = module(first, second)
+    for example in ((first, second), {"first": first, "second": second}, {"second": second, "first": first}):
+        made = lipcompile.private(module, example)
+        torch.testing.assert_close(made(first, second), wanted)
+        torch.testing.assert_close(made(torch.cat([first, second.flatten(1)], 1)), wanted)

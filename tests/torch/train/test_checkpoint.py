@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shutil
 from pathlib import Path
@@ -159,6 +161,26 @@ def test_a_failed_save_leaves_the_old_checkpoint(saved: Session, monkeypatch: py
     assert sorted(path.name for path in saved.path.parent.iterdir()) == ["checkpoint.pt", "ledger.jsonl"]
     saved.save()
     assert read_checkpoint(saved.path).steps == 20
+
+
+class Full(io.FileIO):
+    """A file on a disk that has room for its first piece."""
+
+    def write(self, data: Any) -> int:
+        if self.tell():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
+
+
+def test_a_full_disk_is_told_as_such(saved: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises a RuntimeError about its archive when a write in the middle of it fails."""
+    before = saved.path.read_bytes()
+    saved.epoch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda path, mode: Full(path, mode))
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            saved.save()
+    assert saved.path.read_bytes() == before
 
 
 class Evil:
