@@ -61,11 +61,11 @@ class Given:
             found = Given((), dict(inputs))
         else:
             found = Given((inputs,) if isinstance(inputs, Tensor) else tuple(inputs), {})
+        shapes = ", ".join(str(list(x.shape)) for x in found.tensors()) or "nothing"  # as they were given
         found = found if views else found.each(lambda x: x[:, None])
         sizes = {tuple(x.shape[:2]) for x in found.tensors()}
         if len(sizes) != 1 or len(size := sizes.pop()) < 2 or not size[1]:
             expected = "views [B, V, …]" if views else "inputs [B, …]"
-            shapes = ", ".join(str(list(x.shape)) for x in found.tensors()) or "nothing"
             raise ValueError(f"expected {expected} of one B, got {shapes}")
         return found
 

@@ -1005,6 +1005,13 @@ def test_inputs_of_no_batch_are_refused(inputs: Any) -> None:
         clipped(nn.Linear(2, 2), 1.0).backward(inputs, torch.zeros(3, dtype=torch.long))
 
 
+def test_the_shapes_of_inputs_are_told_as_they_were_given() -> None:
+    """With an axis of views behind the batch they were others than the reader's."""
+    given = torch.ones(3, 2), torch.ones(4, 2)
+    with pytest.raises(ValueError, match=r"got \[3, 2\], \[4, 2\]$"):
+        clipped(nn.Linear(2, 2), 1.0).backward(given, torch.zeros(3, dtype=torch.long))
+
+
 def test_calls_that_fit_nothing_are_refused() -> None:
     module, (x, y) = nn.Linear(4, 3), vectors(4, torch.float32)
     sums = clipped(module, 1.0)
