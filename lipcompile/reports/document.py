@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, Generic, TypeVar
 
 from lipcompile.analysis.changes import Change, Share, dominating
+from lipcompile.analysis.requirements import proves
 from lipcompile.core.derivation import Analysis, Block, Bound, Derivation, LayerBounds
 from lipcompile.core.graph import Graph, Node, Parameter
 from lipcompile.diagnostics import Diagnostic
@@ -120,9 +121,10 @@ class Document:
 
     Verdict, model facts, totals and depth are those of the `derivation` itself. A rejected model has requirements
     and diagnostics, and no row of anything else. `size` is its number of scalar parameters, `trained` how many of
-    them are trained. `dominating` are the largest shares of ΣK², copies of a layer taken together. `depth_symbols`
-    are names that mean in formulas of depth what they do not mean elsewhere. `privacy` is None if no curve was
-    asked for: `PRIVACY_HINT` says what would give one. `signal` is None if nothing was measured.
+    them are trained. `dominating` are the largest shares of ΣK² that are of one parameter, copies of a layer taken
+    together. `depth_symbols` are names that mean in formulas of depth what they do not mean elsewhere. `privacy`
+    is None if no curve was asked for: `PRIVACY_HINT` says what would give one. `signal` is None if nothing was
+    measured.
     """
 
     derivation: Derivation
@@ -139,6 +141,12 @@ class Document:
     suggestions: Rows[Change] = Rows()
     privacy: Privacy | None = None
     signal: SignalTable | None = None
+
+    @property
+    def proved(self) -> bool:
+        """Whether theorems bound any gradient; constants of layers and of depth bound none that is clipped."""
+        analysis = self.derivation.analysis
+        return analysis is not None and proves(analysis.graph)
 
     @property
     def ranked(self) -> bool:
@@ -173,7 +181,9 @@ def document(
         symbols=_symbols(analysis, layers.shown, parameters.shown, limit),
         layers=layers,
         parameters=parameters,
-        dominating=_first(dominating(analysis), _DOMINATING),
+        dominating=_first(
+            [one for one in dominating(analysis) if not any(map(analysis.graph.clip_of, one.names))], _DOMINATING
+        ),
         blocks=_first(analysis.depth.blocks, limit),
         depth_symbols=_first(analysis.names_of_depth(), limit),
         suggestions=_first(suggestions, limit),

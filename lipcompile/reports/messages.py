@@ -184,12 +184,16 @@ class Finding:
     place: str
     path: str
     snippet: Snippet | None
+    more: str = ""
 
 
 def findings(diagnostics: Iterable[Diagnostic], source: Source) -> Iterator[Finding]:
-    """Yield diagnostics for a page; lines are shown of the source of the model alone."""
+    """Yield diagnostics for a page, errors first, those that are alike together; lines are shown of the source of
+    the model alone.
+    """
     lines = source.text.split("\n") if source.text is not None else []
-    for found in diagnostics:
+    groups = sorted(alike(list(diagnostics)), key=lambda group: group[0].severity != Severity.ERROR)
+    for found, *others in groups:
         own = found.location is not None and found.location.file == source.path
         yield Finding(
             found.severity.value,
@@ -199,6 +203,7 @@ def findings(diagnostics: Iterable[Diagnostic], source: Source) -> Iterator[Find
             _place_in_words(found),
             " → ".join([*found.path, found.node or "…"]) if found.path else "",
             _marked_line(found.location, lines) if own else None,
+            _more(others) if others else "",
         )
 
 
