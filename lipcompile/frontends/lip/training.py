@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -22,6 +23,15 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr", "momentum"), "adam": 
 SCHEDULES = ("constant", "cosine", "linear")
 SOURCES = ("theorem", "clip", "auto")
 CLIP_GROUPS = ("flat", "layers", "blocks")
+_ABOVE_0 = lambda x: x > 0, "a number above 0"
+_COUNT = lambda x: x.denominator == 1 and x >= 1, "a whole number of at least 1"
+# What numbers may be, beside at least 0.
+_RANGES: Mapping[str, tuple[Callable[[Fraction], bool], str]] = {
+    **dict.fromkeys(("epsilon", "noise_multiplier", "lr"), _ABOVE_0),
+    **dict.fromkeys(("epochs", "batch", "dataset", *CORRELATIONS.values()), _COUNT),
+    "delta": (lambda x: 0 < x < 1, "a number between 0 and 1"),
+    "momentum": (lambda x: x < 1, "a number from 0 to below 1"),
+}
 CHANGES = ("flip", "shift", "views")  # of images: a word, and two whole numbers
 
 
@@ -61,8 +71,9 @@ def _numbers(
             help_line = suggest(name, names) if name else f"write the name: {names[0]}=…"
             raise Problem("LIP404", f"`{line.key.text}` takes {', '.join(names)}", at, help_line)
         value = Scope().scalar(argument.value)
-        if not isinstance(value, Fraction) or value < 0:
-            raise Problem("LIP404", f"`{name}` must be a number of at least 0", at)
+        fits, said = _RANGES.get(name, (lambda _: True, "a number of at least 0"))
+        if not isinstance(value, Fraction) or value < 0 or not fits(value):
+            raise Problem("LIP404", f"`{name}` must be {said}", at)
         yield name, value
 
 
@@ -87,8 +98,6 @@ def _correlation(line: ast.TrainLine, call: ast.Call) -> Setting:
     numbers = list(_numbers(call.arguments, (count,), line))
     if len(numbers) > 1:
         raise Problem("LIP013", f"`{count}` is set twice", call.at)
-    if any(number.denominator != 1 or number < 1 for _, number in numbers):
-        raise Problem("LIP404", f"`{count}` must be a whole number of at least 1", call.at)
     return {"kind": kind, **dict(numbers)}
 
 
@@ -174,7 +183,10 @@ def _change(argument: ast.Argument) -> tuple[str, int]:
 def _sampling(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     call = _called(line, SAMPLINGS)
     yield "sampling", call.name.text
-    yield from _numbers(call.arguments, ("batch", "dataset"), line)
+    sizes = dict(_numbers(call.arguments, ("batch", "dataset"), line))
+    if sizes.get("batch", 0) > sizes.get("dataset", math.inf):
+        raise Problem("LIP404", "`batch` is larger than `dataset`, the number of examples", call.at)
+    yield from sizes.items()
 
 
 def _optimizer(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:

@@ -226,6 +226,27 @@ def test_wrong_augmentations_are_refused(wrong: str, code: str, message: str, tm
     assert ("`flip`" in found.help) == (wrong in ("flop",))
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("budget epsilon=0", "`epsilon` must be a number above 0"),
+        ("budget delta=2", "`delta` must be a number between 0 and 1"),
+        ("budget delta=1", "`delta` must be a number between 0 and 1"),
+        ("budget epochs=1/2", "`epochs` must be a whole number of at least 1"),
+        ("budget noise_multiplier=0", "`noise_multiplier` must be a number above 0"),
+        ("sampling poisson(batch=0)", "`batch` must be a whole number of at least 1"),
+        ("sampling poisson(batch=200, dataset=100)", "`batch` is larger than `dataset`"),
+        ("optimizer sgd(lr=0)", "`lr` must be a number above 0"),
+        ("optimizer sgd(momentum=1)", "`momentum` must be a number from 0 to below 1"),
+        ("noise correlated(bands=0)", "`bands` must be a whole number of at least 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused_where_they_stand(line: str, message: str, tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, HEAD + "dense(2) }\ntrain { " + line + " }")
+    assert found.code == "LIP404"
+    assert message in found.message
+
+
 def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_path: Path) -> None:
     found = problems(tmp_path, HEAD + "dense(4)\n grupsort(2)\n dense(4)\n add(x, y)\n conv2d(3, kernle=2) }")
     lines = [(d.code, d.location.line if d.location else None) for d in found]
