@@ -9,7 +9,7 @@ import sympy
 
 from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.analysis.depth.regimes import growth
-from lipcompile.core.derivation import Analysis, Bound, LayerBounds, finite, largest
+from lipcompile.core.derivation import Analysis, Bound, Depth, LayerBounds, finite, largest
 from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.numbers.known import Definition, needed
@@ -17,8 +17,8 @@ from lipcompile.numbers.simplify import extreme
 from lipcompile.numbers.symbolic import Formula, Symbolic
 
 
-def analyse(graph: Graph) -> Analysis:
-    """Derive every bound of `graph`, as a formula and as a certified number."""
+def analyse(graph: Graph, *, with_depth: bool = True) -> Analysis:
+    """Derive every bound of `graph`, as a formula and as a certified number; and their growth with depth."""
     domain = Symbolic()
     formulas = derive(graph, domain)
     certified = Certified()
@@ -35,7 +35,7 @@ def analyse(graph: Graph) -> Analysis:
         loss_lipschitz=_bound(formulas.loss_lipschitz, numbers.loss_lipschitz),
         lipschitz=slope,
         total=_bound(formulas.total, numbers.total),
-        depth=growth(graph, numbers.slope),
+        depth=growth(graph, numbers.slope) if with_depth else Depth(None),
     )
 
 

@@ -88,7 +88,7 @@ def _of_graph(graph: Graph) -> Any:
     """Measure the whole gradient of a changed model; None if it leaves a number open."""
 
     source = Source(graph.name, graph.name, "lip", "")
-    found = signals(Derivation(source, requirements(graph, ()), (), analyse(graph)), find())
+    found = signals(Derivation(source, requirements(graph, ()), (), analyse(graph, with_depth=False)), find())
     return None if found is None else found.total
 
 
