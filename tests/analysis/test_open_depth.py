@@ -107,7 +107,9 @@ def test_an_open_model_is_no_module(tmp_path: Path, command: str, capsys: pytest
     train = "train { sampling poisson(batch=8, dataset=64) budget epsilon=3, delta=1e-2, epochs=1 }"
     path = write(tmp_path, OPEN + "repeat n { dense(4) relu } dense(3) loss cross_entropy }\n" + train)
     out = str(tmp_path / "out")
-    options = {"compile": ["-o", out], "train": ["--data", "none.npz", "--output", out], "audit": []}[command]
+    data = tmp_path / "data.npz"
+    data.touch()
+    options = {"compile": ["-o", out], "train": ["--data", str(data), "--output", out], "audit": []}[command]
     assert run([command, path, *options]) == 2
     assert "error[LIP014]: a module needs numbers, but n has no value" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
