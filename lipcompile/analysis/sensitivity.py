@@ -18,7 +18,7 @@ from lipcompile.numbers.symbolic import Formula, Symbolic
 
 
 def analyse(graph: Graph, *, with_depth: bool = True) -> Analysis:
-    """Derive every bound of `graph`, as a formula and as a certified number; and their growth with depth."""
+    """Derive every bound of `graph`, as a formula and as a certified number; with_depth: how they grow, too."""
     domain = Symbolic()
     formulas = derive(graph, domain)
     certified = Certified()

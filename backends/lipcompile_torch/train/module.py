@@ -217,7 +217,7 @@ class LipschitzModule(nn.Module):
         Raises:
             ValueError, TypeError: the inputs are not those of ``input_parts``.
         """
-        if self.input_parts and (len(args) + len(kwargs) != 1 or isinstance(next(iter(args), None), Mapping)):
+        if self.input_parts and (len(args) + len(kwargs) != 1 or any(isinstance(x, Mapping) for x in args)):
             in_views = self.takes_views and not self.gate.aside
             args, kwargs = (joined(self.input_parts, args, kwargs, views=in_views),), {}
         views = self._views_of((*args, *kwargs.values()))

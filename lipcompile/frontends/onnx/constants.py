@@ -17,7 +17,7 @@ from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
-from lipcompile.frontends.onnx.layout import Layout, Placed, placed
+from lipcompile.frontends.onnx.layout import Layout, Placed, placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import has_batch
 from lipcompile.frontends.onnx.values import Known, floats, is_floating, scalar
@@ -118,7 +118,7 @@ def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str
     if array.ndim == 0 or array.shape[place] != 1 or not is_floating(array):
         raise Refusal("LIP110", "a constant of all examples is real numbers [1, …]")
     found = next(item for item in context.items.values() if isinstance(item, Value | Placed))
-    given = found.value if isinstance(found, Placed) else found
+    given = unplaced(found)
     named = replace(node, name=node.name + suffix)
     flat = reshape_to(context, named, context.numbers(given), (prod(shape_of(given)),), "_flat")
     if context.builder.holds_tokens(flat):

@@ -10,7 +10,7 @@ from lipcompile.core.graph import GraphBuilder, Value
 from lipcompile.core.record import AnyOp, NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.file.read import OFFICIAL_DOMAINS
-from lipcompile.frontends.onnx.layout import FIRST, MIXES, Layout, Placed, placed
+from lipcompile.frontends.onnx.layout import FIRST, MIXES, Layout, Placed, placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.parameters import Parameters
 from lipcompile.frontends.onnx.sizes import BATCH
@@ -116,17 +116,17 @@ class Context:
         """Return how many tokens a value may hold: as many as the smallest table that all of its input select rows
         of has; if there is none, as the largest that a part of them does, and then as the largest of all.
         """
-        whole, parts, others = list[int](), list[int](), list[int]()
-        source = self._source(value)
-        if source in self.truths:
+        if (source := self._source(value)) in self.truths:
             return 2
+        whole, parts, others = list[int](), list[int](), list[int]()
         for node in self.makers.values():
             table = self.items.get(node.proto.input[0]) if node.op_type == "Gather" else None
             if isinstance(table, Known) and table.array.ndim == 2:
                 name, entries = node.proto.input[1], len(table.array)
+                of = self._tokens_of(name, _PART_TOKENS)
                 whole += [entries] * (self._tokens_of(name, _READ_TOKENS) == source)
-                parts += [entries] * (self._tokens_of(name, _PART_TOKENS) == source)
-                others += [entries] * (self._tokens_of(name, _PART_TOKENS) is not None)
+                parts += [entries] * (of == source)
+                others += [entries] * (of is not None)
         return min(whole, default=None) or max(parts, default=None) or max(others, default=None)
 
     def _tokens_of(self, name: str, through: Sequence[str]) -> str | None:
@@ -134,7 +134,7 @@ class Context:
         while (maker := self.makers.get(name)) is not None and maker.op_type in through:
             name = maker.proto.input[0]
         item = self.items.get(name)
-        value = item.value if isinstance(item, Placed) else item
+        value = unplaced(item)
         return self._source(value) if isinstance(value, Value) and self.builder.holds_tokens(value) else None
 
     def _source(self, value: Value) -> str:

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.sizes import BATCH, multiple, shown
+
+T = TypeVar("T")
 
 MIXES = "keep the batch axis apart from the other axes, so that no output depends on two examples"
 
@@ -65,6 +68,11 @@ class Placed:
 def placed(value: Value, layout: Layout) -> Placed | Value:
     """Return a tensor with its layout, where that is not the usual one."""
     return value if layout == FIRST or value.shape is None else Placed(value, layout)
+
+
+def unplaced(item: T | Placed) -> T | Value:
+    """Return the tensor of one example, wherever its batch stands; any other item as it is."""
+    return item.value if isinstance(item, Placed) else item
 
 
 def reshaped(layout: Layout, example: Shape, target: Sequence[int], batch: int | None) -> tuple[Shape, Layout]:

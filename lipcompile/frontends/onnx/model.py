@@ -22,7 +22,7 @@ from lipcompile.frontends.onnx.file.session import opened
 from lipcompile.frontends.onnx.file.structure import reaching
 from lipcompile.frontends.onnx.inputs import Source as InputSource
 from lipcompile.frontends.onnx.inputs import declare, sources
-from lipcompile.frontends.onnx.layout import Placed
+from lipcompile.frontends.onnx.layout import unplaced
 from lipcompile.frontends.onnx.node import OnnxNode, describe, module_of, named
 from lipcompile.frontends.onnx.nodes import FOLDED_ALONE, Visitor
 from lipcompile.frontends.onnx.parameters import Parameters
@@ -194,7 +194,7 @@ class _Import:
             loss=(self._declared_loss() or "").partition(":")[0] or None,
         )
         context.items |= values
-        given = {name: (item.value if isinstance(item, Placed) else item).name for name, item in values.items()}
+        given = {name: unplaced(item).name for name, item in values.items()}
         context.inputs = frozenset(given.values())
         context.truths = frozenset(given[source.name] for source in found if source.truths)
         self._store_weights(context)

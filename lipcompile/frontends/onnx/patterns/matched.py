@@ -13,7 +13,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.constants import broadcast, plus_entries
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
-from lipcompile.frontends.onnx.layout import FIRST, Placed
+from lipcompile.frontends.onnx.layout import FIRST, Placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.patterns.algebra import HALF, ONE, Found, equal
 from lipcompile.frontends.onnx.values import Known
@@ -312,7 +312,7 @@ def _entries(operand: Value, axes: Sequence[int]) -> int:
 def _shape_made(context: Context, node: OnnxNode) -> Shape | None:
     """Return the shape, of one example, of what a node has put out, if that is a tensor."""
     item = context.items.get(node.outputs[0])
-    value = item.value if isinstance(item, Placed) else item
+    value = unplaced(item)
     return value.shape if isinstance(value, Value) else None
 
 
