@@ -11,6 +11,8 @@ from playwright.sync_api import expect
 from tests.browser.conftest import Chromium
 from tests.reports.html_pages import DEEP, HOSTILE, HOSTILE_NAME, OPEN, lip_page, rejected_page, resnet_page
 
+pytestmark = pytest.mark.slow
+
 WIDTHS = (400, 1280)
 PAGES: dict[str, Callable[[Path], str]] = {
     "resnet": resnet_page,

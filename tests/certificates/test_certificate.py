@@ -206,6 +206,7 @@ def test_listed_and_canonical_text_are_the_same_document(name: str) -> None:
     assert encode(found).isascii()
 
 
+@pytest.mark.slow
 def test_equal_models_have_equal_certificates_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     found = set()

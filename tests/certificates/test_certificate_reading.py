@@ -49,6 +49,7 @@ def test_random_depth_of_whole_examples_comes_back(tmp_path: Path) -> None:
     assert encode(graph_document(graph_of(document))) == encode(document["graph"])
 
 
+@pytest.mark.slow
 def test_every_op_and_every_loss_comes_back() -> None:
     for graph in (*uses(each=4), *losses(each=2)):
         document = certificate_of(graph)

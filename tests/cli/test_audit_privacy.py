@@ -21,7 +21,7 @@ from lipcompile import __main__
 from lipcompile.cli.shared import progress
 from tests.nights import by_day
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_folder")]
 Capture = pytest.CaptureFixture[str]
 
 SIGNS = "input x: tensor[40], norm <= 1; dense(1); loss kr"

@@ -426,6 +426,7 @@ def test_settings_that_mean_less_than_they_seem_are_pointed_out(capsys: Capture)
     assert "at least 1 / 40 examples" in err
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(place: Path) -> None:
     command = [sys.executable, "-m", "lipcompile", *shlex.split(TRAIN), "--epochs", "4000"]
     before = signal.signal(
@@ -450,6 +451,7 @@ def test_an_interrupted_run_goes_on(place: Path) -> None:
 # demo
 
 
+@pytest.mark.slow
 def test_the_demo_is_the_main_job_end_to_end(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,6 +488,7 @@ def test_every_command_shows_an_example() -> None:
     assert {example.split()[0] for example in examples()} == set(cli.commands)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", by_day([example for example in RUN if not example.startswith(LONG)], RUN))
 @pytest.mark.usefixtures("place")
 def test_examples_of_the_help_run(example: str) -> None:

@@ -15,6 +15,8 @@ from lipcompile_torch.train.data import split_rows
 from lipcompile.learn import selection
 from tests.cli.commands import run
 
+pytestmark = pytest.mark.slow
+
 Capture = pytest.CaptureFixture[str]
 SECRET = "secret-4711"
 ROWS = 1500

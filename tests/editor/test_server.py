@@ -18,6 +18,8 @@ from pygls.workspace import Workspace
 from lipcompile.editor.document import Document, checked
 from lipcompile.editor.server import Server
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 180
 MODEL = """block wide(width) { dense(width); groupsort(2) }
 

@@ -123,6 +123,7 @@ def of_graph(graph: Graph) -> Derivation:
     return Derivation(SOURCE, lipcompile.core.derivation.Requirements(held, held, held), (), analysis)
 
 
+@pytest.mark.slow
 def test_every_op(tmp_path: Path) -> None:
     met = set()
     for seed, graph in enumerate(uses(each=1)):

@@ -13,6 +13,8 @@ from tests.fuzz.corpus import HERE, seeds
 from tests.fuzz.reduction import reduced
 from tests.fuzz.runs import Outcome, execute
 
+pytestmark = pytest.mark.slow
+
 CASES, JOBS = 600, 2
 CRASHERS = sorted((HERE / "crashers").iterdir())
 USUAL = ("--input-norm", "1", "--loss", "cross_entropy")

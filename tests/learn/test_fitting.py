@@ -44,6 +44,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [BOUNDED, Problem(2), Problem(3)])
 @pytest.mark.parametrize("fits", [1, 4])
 def test_all_releases_together_cost_the_budget(problem: Problem, fits: int) -> None:
@@ -57,6 +58,7 @@ def test_all_releases_together_cost_the_budget(problem: Problem, fits: int) -> N
     assert (fitted.spent[0].purpose == "ranges of 3 columns") == (problem.low is None)
 
 
+@pytest.mark.slow
 def test_the_ledger_holds_every_release(tmp_path: Path) -> None:
     x, y = waves()
     fitted = fit(x, y, Problem(2), Budget(2.0, 1e-5), ledger=tmp_path / "ledger.jsonl")
@@ -102,6 +104,7 @@ def test_large_tables_are_sampled_within_the_budget(monkeypatch: pytest.MonkeyPa
         fit(x, y, BOUNDED, Budget(3.0, 1e-5, fits=2), recipe=recipe)
 
 
+@pytest.mark.slow
 def test_features_of_each_batch_train_as_features_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = waves()
     with pytest.warns(SeededWarning):
@@ -147,6 +150,7 @@ def test_a_search_that_cannot_pay_costs_nothing() -> None:
     assert (fitted.recipe, fitted.searched) == (replace(recipe, kind="waves"), None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("searching")
 def test_a_search_on_samples_keeps_both_within_the_budget() -> None:
     x, y = waves()

@@ -57,6 +57,7 @@ def run(estimator: Any, check: Any) -> None:
         check(clone(estimator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "check"),
     checks(PrivateClassifier(ALMOST_WITHOUT_NOISE), PrivateRegressor(ALMOST_WITHOUT_NOISE)),
@@ -235,6 +236,7 @@ def test_it_fills_no_gaps_one_column_after_the_other() -> None:
         IterativeImputer(PrivateRegressor(bounds=(-1, 1), target_range=(-1, 1))).fit(x)
 
 
+@pytest.mark.slow
 def test_it_is_not_cross_validated_without_paying(cancer: tuple[Any, Any]) -> None:
     x, y = cancer
     model = PrivateClassifier(classes=["benign", "malignant"])

@@ -52,6 +52,7 @@ def names(found: Iterator[Drawn], check: Callable[..., list[str]]) -> Iterator[t
     return ((f"{[n.op.name for n in g.nodes]} {g.loss} {u} {c} {g.input.norm}", w) for g, u, c, w in wrong if w)
 
 
+@pytest.mark.slow
 def test_no_number_of_any_rule_is_below_it() -> None:
     assert not list(names(drawn(everything(1, 0), EXTREME, 0), below))
 
@@ -60,6 +61,7 @@ def has_slope(graph: Graph) -> bool:
     return all(node.op.name not in ("sign", "hard_shrink") for node in graph.nodes)
 
 
+@pytest.mark.slow
 def test_numbers_of_ordinary_size_are_as_large_as_rounding_makes_them() -> None:
     continuous = filter(has_slope, everything(1, 1))
     assert not list(names(drawn(continuous, ORDINARY, 1), faults))

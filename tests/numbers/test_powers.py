@@ -70,12 +70,14 @@ def check(power: Step[Any], rates: tuple[Any, Any, Any], known: Mapping[Any, Any
 RATES = [(a, c) for c in (sympy.S.Zero, OFFSET) for a in NUMBERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("a", "c"), by_day([pair for pair in RATES if pair[1] or pair[0] in (0, 1, 2)], RATES))
 def test_the_closed_form_is_the_step_done_n_times(a: Any, c: Any) -> None:
     for lipschitz in NUMBERS[1:]:
         check(closed_form.power(step(a, c, lipschitz), T, {}), (a, c, lipschitz), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("a", "lipschitz"), OPEN)
 def test_cases_of_open_rates_hold_where_rates_coincide_and_elsewhere(a: Any, lipschitz: Any) -> None:
     power = closed_form.power(step(a, OFFSET, lipschitz), T, {})

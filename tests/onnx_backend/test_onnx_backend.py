@@ -41,11 +41,13 @@ def few_of_each(found: Iterable[Case], most: int | None) -> Iterator[Case]:
             yield case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", by_day([3], [3, None]))
 def test_stored_models(most: int | None, tmp_path: Path) -> None:
     agree(few_of_each(cases.stored_cases(), most), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", by_day([3], [3, None]))
 @pytest.mark.filterwarnings("ignore")  # of the code that makes the cases
 def test_operators(most: int | None, tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ from scipy.stats import norm
 
 from tests.nights import by_day
 
+pytestmark = pytest.mark.slow
+
 ADD, REPLACE = NeighbouringRelation.ADD_REMOVE, NeighbouringRelation.REPLACE_ONE
 THEIRS = {ADD: NeighboringRelation.ADD_OR_REMOVE_ONE, REPLACE: NeighboringRelation.REPLACE_ONE}
 DELTA = 1e-5

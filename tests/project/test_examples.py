@@ -12,6 +12,8 @@ from lipcompile_torch.train.ledger import read_ledger
 
 from lipcompile import __main__
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -19,6 +19,8 @@ import pytest
 import lipcompile
 from lipcompile.emitters.torch.emit import emit
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 RUNTIME = tomllib.loads((ROOT / "backends/pyproject.toml").read_text())

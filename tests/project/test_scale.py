@@ -37,6 +37,8 @@ from lipcompile.reports.console import plain, table
 from tests.frontends.onnx.onnx_models import Array, floats, model, node, save
 from tests.nights import by_day
 
+pytestmark = pytest.mark.slow
+
 SIZES, DEEP = (50, 100, 200), (100, 200, 400)
 # Where sizes double twice, linear work grows twice as much as at first, quadratic work four times.
 MOST, NOISE = 2.6, 20_000

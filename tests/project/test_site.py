@@ -15,6 +15,8 @@ from lipcompile.cli import cli
 from lipcompile.codes import codes
 from lipcompile.tables.tokens import token_ids
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

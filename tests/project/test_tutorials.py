@@ -11,6 +11,8 @@ import pytest
 from tests.nights import by_day
 from tests.project.pages import run_page
 
+pytestmark = pytest.mark.slow
+
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 PAGES = sorted(path.name for path in TUTORIALS.glob("*.md") if path.name != "index.md")
 

@@ -18,7 +18,7 @@ from tests.nights import by_day
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.usefixtures("own_benchmarks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_benchmarks")]
 
 
 def study() -> Any:

@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.usefixtures("own_benchmarks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_benchmarks")]
 
 
 def module(name: str) -> Any:

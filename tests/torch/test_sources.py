@@ -161,6 +161,7 @@ def test_other_items_are_refused(wrong: Any, match: str) -> None:
         items_of(wrong)
 
 
+@pytest.mark.slow
 def test_data_sets_are_trained_on(tmp_path: Path) -> None:
     source = np.random.default_rng(0)
     y = torch.tensor(source.integers(0, 2, 300))

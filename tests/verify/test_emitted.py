@@ -137,6 +137,7 @@ def test_examples(name: str) -> None:
     assert of(lipcompile.check(str(EXAMPLES / name))).refusal() == ""
 
 
+@pytest.mark.slow
 def test_every_op_and_loss() -> None:
     found = set()
     for graph in (*uses(1), *losses(1)):
@@ -306,6 +307,7 @@ MAY_BE_LARGER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", by_day([3], [3, 1]))
 @pytest.mark.parametrize("body", [CONV, MERGED, FROZEN], ids=["conv", "merged", "frozen"])
 def test_small_changes_are_refused(body: str, step: int, tmp_path: Path) -> None:

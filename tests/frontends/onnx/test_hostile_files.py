@@ -623,6 +623,7 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEGABYTES * 2**20, MEGABYTES * 2**20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     by_day(

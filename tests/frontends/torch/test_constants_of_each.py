@@ -21,7 +21,7 @@ from lipcompile.pipeline import from_module
 from tests.frontends.torch.test_padded_texts import attacked, compiled
 from tests.torch.clip_nets import clipped
 
-pytestmark = pytest.mark.filterwarnings("ignore:the output does not depend on")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:the output does not depend on")]
 TOKENS, WIDTH, QUERIES = 5, 4, 3
 
 

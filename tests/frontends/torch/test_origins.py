@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import lipcompile
 from tests.nights import by_day
 
+pytestmark = pytest.mark.slow
+
 
 class Recurrent(nn.Module):
     """Cells whose two biases are summed on import, attention, and norms."""

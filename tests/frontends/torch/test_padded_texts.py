@@ -21,6 +21,8 @@ from lipcompile import InputError
 from lipcompile.core.backend import instantiate
 from tests.torch.clip_nets import clipped, expected, whole
 
+pytestmark = pytest.mark.slow
+
 TEXTS = torch.tensor([[3, 5, 2, 0, 0, 0], [4, 1, 7, 2, 9, 6], [8, 0, 0, 0, 0, 0], [2, 2, 3, 1, 0, 0]])
 WIDTH, WORDS = 4, 10
 

@@ -15,6 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 from lipcompile.pipeline import from_module
 from tests.emitters.test_emit import build
 
+pytestmark = pytest.mark.slow
+
 KEPT = 0.75
 Drop = Callable[[Tensor], Tensor]
 

@@ -21,6 +21,8 @@ from lipcompile.pipeline import from_module
 from tests.frontends.torch.test_padded_texts import TEXTS, Numbers, Text, attacked, compiled
 from tests.nights import by_day
 
+pytestmark = pytest.mark.slow
+
 # Of the outputs [B, 4] of a layer.
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "distances": lambda h: torch.cdist(h, torch.eye(4)) + torch.cdist(h, torch.eye(4), p=1),

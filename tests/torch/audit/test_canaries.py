@@ -26,6 +26,8 @@ from lipcompile_torch.train.module import LipschitzModule
 from scipy.stats import binom
 from torch import Tensor
 
+pytestmark = pytest.mark.slow
+
 
 class Signs(LipschitzModule):
     """One linear layer under loss -yf(x): the gradient is -yx, so that every example attains the bound."""

@@ -103,6 +103,7 @@ class Paths:
         monkeypatch.setattr(Amortised, "measured", counted_measured)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0.003, 0.03, 0.3])
 @pytest.mark.parametrize("slack", [0.0, 0.1])
 @pytest.mark.parametrize("name", LAYERS)

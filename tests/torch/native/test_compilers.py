@@ -24,7 +24,7 @@ FLAGS = [*MODULE["extra-compile-args"], "-Wall", "-Wextra", "-Werror", f"-I{KERN
 RUNNERS = {"gcc": [], "clang": [], "aarch64-linux-gnu-gcc": ["qemu-aarch64"]}
 LINKED = {"aarch64-linux-gnu-gcc": ["-static"]}
 
-pytestmark = pytest.mark.parametrize("compiler", RUNNERS)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("compiler", RUNNERS)]
 
 
 def find(program: str) -> str:

@@ -30,6 +30,8 @@ from torch.optim import Adam
 
 from tests.torch.clip_nets import expected, per_example
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parents[1] / "distributed_program.py"
 HERE = run_path(str(PROGRAM))
 Training, BATCH, SIZE, KINDS = HERE["Training"], HERE["BATCH"], HERE["SIZE"], HERE["KINDS"]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 # What is installed, not the folder of the sources, which lacks the grammar.
 HARNESS = (

@@ -148,6 +148,7 @@ def train(path: Path, sampling: str, relation: str, accountant: str, noise: str)
 DAY = [one for one in combinations() if one[0] == "poisson" or one[3] not in ("secure", "fixed clip")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampling", "relation", "accountant", "noise"), by_day(DAY, combinations()))
 def test_epsilon_of_the_ledger_is_that_of_the_events(
     sampling: str, relation: str, accountant: Any, noise: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
