@@ -86,7 +86,12 @@ def _imported(home: str) -> Any:
         return importlib.import_module(home)
     except ModuleNotFoundError as error:
         if error.name and f"{home}.".startswith(f"{error.name}."):
-            help_line = "run this in the folder that it lies in, or install its package"
+            stem = home.removesuffix(".py")
+            help_line = (
+                "run this in the folder that it lies in, or install its package"
+                if stem == home
+                else f"write it without `.py`: `{stem}`"
+            )
             raise input_error("LIP020", f"there is no Python module `{error.name}`", help_line) from None
         raise _failure(f"`{home}` cannot be imported", error) from None
     except (Exception, SystemExit) as error:

@@ -158,6 +158,12 @@ def test_a_module_of_python_that_is_not_there(capsys: Capture) -> None:
     assert "`no_such_module_anywhere`" in found["message"]
 
 
+def test_the_name_of_a_file_is_no_module_of_python(user: Any, capsys: Capture) -> None:
+    home = user("")
+    found = refused(capsys, f"{home}.py:Net")
+    assert (found["code"], found["help"]) == ("LIP020", f"write it without `.py`: `{home}`")
+
+
 def test_a_near_name_is_suggested(user: Any, capsys: Capture) -> None:
     assert refused(capsys, f"{user('')}:Nett")["help"] == "did you mean `Net`?"
 
