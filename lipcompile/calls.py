@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lipcompile.fixing import Outcome
 
     Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | Sequence[int]
+    Loss = Callable[[Tensor, Any], Tensor]
 
 
 # Codes of operations without a rule. Gradients of whole modules need none.
@@ -37,7 +39,7 @@ def private(
     module: Module,
     example: Example,
     *,
-    loss: str = "cross_entropy",
+    loss: str | Loss = "cross_entropy",
     bounds: Source = "auto",
     verify_import: bool = True,
     **options: Any,
@@ -48,7 +50,9 @@ def private(
         module: yours; it is traced as it is, and left as it was.
         example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
             shape of one example. Only shapes and kinds of numbers are read.
-        loss: as on the command line.
+        loss: as on the command line; or a loss of torch, such as `torch.nn.MSELoss()`; or a function of outputs and
+            targets of a batch, which is given one example at a time, as a batch of one. It must depend on these
+            alone, and needs bounds by clip. Its targets are a tensor [B, …], or a tuple or a mapping of some.
         bounds: "auto" clips the gradient of each example in the backward pass, unless a theorem bounds it tightly.
         verify_import: compare both modules on random inputs first, if no layer is replaced.
         options: see `frontends.options.model_options`; `batch_norm="group_norm"` replaces batch normalisation.
@@ -77,12 +81,22 @@ def private(
         ...     model.criterion(model(x), y).backward()
         ...     optimizer.step()
     """
-    chosen = model_options(loss=loss, bounds=bounds, **options)
+    chosen = model_options(loss=_named(loss), bounds=bounds, **options)
     try:
         _, derivation, text = _emitted(module, example, chosen, verify=verify_import)
     except InputError as error:
         raise error if bounds == "theorem" else _with_whole_gradients(error) from None
-    return instantiate(Path(f"{derivation.source.name}.py"), text)
+    made = instantiate(Path(f"{derivation.source.name}.py"), text)
+    if _named(loss) == "own":
+        made.own_loss = partial(loss)  # a module would become a part of this one
+    return made
+
+
+def _named(loss: str | Loss) -> str:
+    """Return the name of a loss, that of a function if it has no other; raises InputError (LIP210)."""
+    from lipcompile.ops.loss.torch_read import loss_text
+
+    return loss if isinstance(loss, str) else loss_text(loss) or "own"
 
 
 def _with_whole_gradients(error: InputError) -> InputError:

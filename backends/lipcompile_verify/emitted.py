@@ -56,7 +56,7 @@ _ATTRIBUTES = """
     get_parameter get_submodule given_rows gradient_bounds guard_layers half input_norm input_parts input_shape
     input_tokens input_trusted ipu last_dense lipschitz load_initial_weights load_state_dict loss_clip loss_limit
     loss_lipschitz modules moved_bounds mtia named_buffers named_children named_modules named_parameters
-    noise_strategy normaliser on_features on_views parameters per_example_loss project_ projection_slack
+    noise_strategy normaliser on_features on_views own_loss parameters per_example_loss project_ projection_slack
     register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
     register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
     register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
@@ -276,7 +276,8 @@ class _File:
         keywords = "".join(f", {key}={written(value)}" for key, value in attributes.items())
         function = {"bce": "binary_cross_entropy"}.get(name, name)
         found = self._method("per_example_loss", "self, output: Tensor, target: Tensor", "Tensor")
-        _agree("per_example_loss", found, [f"return losses.{function}(output, target{keywords})"])
+        further = ", self.own_loss" if name == "own" else ""
+        _agree("per_example_loss", found, [f"return losses.{function}(output, target{further}{keywords})"])
 
     def _bounds(self, all_derived: Sequence[Derived]) -> None:
         """Check the numbers that noise rests on, for the whole and for what reads features."""

@@ -8,11 +8,13 @@ call: a soft, scaled, weighted or out-of-range target has another constant, so i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+from torch.utils._pytree import tree_map
 
 from .regression import (
     Reduce,
@@ -41,6 +43,7 @@ __all__ = [
     "multiclass_kr",
     "multilabel_bce",
     "nll",
+    "own",
     "pixel_cross_entropy",
     "smooth_l1",
     "squared_error",
@@ -303,3 +306,29 @@ def cosine(output: Tensor, target: Tensor, floor: float) -> Tensor:
     chosen = output.gather(1, _classes(output, target)[:, None]).squeeze(1)
     norms: Tensor = torch.linalg.vector_norm(output, dim=1)
     return -chosen / norms.clamp_min(floor)
+
+
+def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] | None) -> Tensor:
+    """Return a function's values, [B], of each example alone: it is given outputs [1, …] and targets [1, …].
+
+    The targets are a tensor [B, …], or a tuple or a mapping of some.
+
+    Formal guarantees: no loss depends on another example. No Lipschitz constant is known.
+
+    Raises:
+        ValueError: there is no function, or it returns several numbers for one example.
+    """
+    if function is None:
+        raise ValueError(
+            "the loss `own` is a function, which only Python can give: lipcompile.private(module, example, "
+            "loss=function)"
+        )
+
+    def of_one(row: Tensor, wanted: Any) -> Tensor:
+        value = function(row[None], tree_map(lambda part: part[None], wanted))
+        if value.numel() != 1:
+            raise ValueError(f"the loss returns {value.numel()} numbers for one example: return their mean or sum")
+        return value.reshape(())
+
+    # Dropout or noise within the function draws for each example.
+    return torch.vmap(of_one, randomness="different")(output, target)

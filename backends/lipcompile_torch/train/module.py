@@ -14,6 +14,7 @@ import torch
 from numpy import floating
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..certify.intervals import Interval, Number
 from ..certify.precision import working_slack
@@ -62,6 +63,7 @@ class LipschitzModule(nn.Module):
         noise_strategy: how noise is correlated from step to step, as `factorisation.strategy_from` reads it, if
             the model's `train` block says so: the engine follows it unless it is told otherwise.
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
+        own_loss: the function that the loss `own` applies to each example, see :func:`..nn.losses.own`.
         loss_clip: C, what the gradient of each example's loss in its output is clipped to on its way back, or
             None; set by the engine before each batch, and not to be changed within one.
         clip_lengths: C of clip groups whose length moves in training, by name, in the place of their own; set by
@@ -94,6 +96,7 @@ class LipschitzModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.normaliser: float = 1.0
+        self.own_loss: Callable[[Tensor, Any], Tensor] | None = None
         self.loss_clip: float | None = None
         self.clip_lengths: Mapping[str, float] = {}
         self.takes_features = False
@@ -108,7 +111,7 @@ class LipschitzModule(nn.Module):
     def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each example, [B]."""
 
-    def criterion(self, output: Tensor, target: Tensor) -> Tensor:
+    def criterion(self, output: Tensor, target: Any) -> Tensor:
         """Return the sum of the losses over the batch, divided by the fixed normaliser; 0-dim. Give it what
         ``forward`` returned, untouched, and call ``backward()`` on it, unscaled, or the engine refuses the step.
 
@@ -118,7 +121,8 @@ class LipschitzModule(nn.Module):
         if passage is not None and passage.version == output._version and torch.is_grad_enabled():
             output = enter_criterion(output, self, passage)
         if views is not None:
-            output, target = output.flatten(0, 1), target.repeat_interleave(views, 0)
+            output = output.flatten(0, 1)
+            target = tree_map(lambda part: part.repeat_interleave(views, 0), target)
         total = self.per_example_loss(output, target).sum() / (self.normaliser * (views or 1))
         return leave_criterion(total, self) if total.requires_grad else total
 

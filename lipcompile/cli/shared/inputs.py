@@ -89,9 +89,13 @@ def _classes(graph: Graph) -> int | None:
 def admissible(attack: Any, graph: Graph) -> Any:
     """Say what the adversary may choose as target and as tokens."""
     assert graph.loss is not None
+    kind = graph.loss.loss.target
+    if kind not in _TARGETS:
+        message = f"the targets of the loss `{graph.loss.loss.name}` are not known, so no adversary can choose them"
+        raise input_error("LIP404", message, "name a loss with --loss, for this command alone")
     norm = getattr(graph.loss.attributes, "target_norm", None)
     return attack.Admissible(
-        target=_TARGETS[graph.loss.loss.target],
+        target=_TARGETS[kind],
         target_norm=math.inf if norm is None else float(norm),
         vocabulary=vocabulary(graph),
     )

@@ -43,12 +43,12 @@ def signals(
 
     try:
         text = backend.emit(derivation)
+        assert derivation.analysis is not None
+        choices = admissible(backend.audit, derivation.analysis.graph)
     except InputError:
         return None
     with backend.signal.repeatable():  # a verdict must not change from call to call
         module = instantiate(Path("measured.py"), text)
-    assert derivation.analysis is not None
-    choices = admissible(backend.audit, derivation.analysis.graph)
     examples = None if public is None else arrays_of(public, derivation.analysis.graph, backend)
     return backend.signal.measure(module, choices, noise_multiplier, batch, public=examples)
 

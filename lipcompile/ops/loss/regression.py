@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from lipcompile.core.record import AnyLoss, Extent, Shape
+from lipcompile.core.record import AnyLoss, Extent, NoAttributes, Shape
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.loss.constants import Reduce, any_numbers, loss_record, over_outputs
 
@@ -85,6 +85,11 @@ def smooth_l1(num: Numbers[N], loss: SmoothL1, shape: Shape, logits: Extent[N]) 
     return num.minimum(steepest, _residual(num, loss, loss.target_norm, shape, logits) / num.of(loss.beta))
 
 
+def own(num: Numbers[N], loss: NoAttributes, shape: Shape, logits: Extent[N]) -> N:
+    """∞: nothing is known of the function."""
+    return num.unbounded()
+
+
 def _residual(num: Numbers[N], loss: Huber | SmoothL1, target_norm: Scalar, shape: Shape, logits: Extent[N]) -> N:
     """X + Y for the sum, 1/K of it for the mean."""
     longest = logits.norm + num.of(target_norm)
@@ -96,6 +101,7 @@ def _regression(name: str, attributes: type[Any], rule: Any, proof: str, target:
 
 
 REAL = "numbers of the shape of the output"
+ANY = "what the function takes"
 
 LOSSES: tuple[AnyLoss, ...] = (
     _regression("squared_error", SquaredError, squared_error, "squared-error", REAL),
@@ -103,4 +109,5 @@ LOSSES: tuple[AnyLoss, ...] = (
     _regression("absolute_error", AbsoluteError, absolute_error, "absolute-error", REAL),
     _regression("huber", Huber, huber, "huber", REAL),
     _regression("smooth_l1", SmoothL1, smooth_l1, "huber", REAL),
+    _regression("own", NoAttributes, own, "a-function-of-python", ANY),
 )

@@ -8,6 +8,7 @@ from lipcompile.core.graph import Graph
 from lipcompile.emitters.torch.pieces import nearest
 
 _FUNCTIONS = {"bce": "binary_cross_entropy"}
+_FURTHER = {"own": ["self.own_loss"]}
 
 
 def loss_expression(graph: Graph) -> str:
@@ -15,7 +16,7 @@ def loss_expression(graph: Graph) -> str:
     assert graph.loss is not None
     name, attributes = graph.loss.loss.name, graph.loss.attributes
     values = {field: getattr(attributes, field) for field in type(attributes).__dataclass_fields__}
-    written = [f"{field}={_literal(value)}" for field, value in values.items()]
+    written = [*_FURTHER.get(name, ()), *(f"{field}={_literal(value)}" for field, value in values.items())]
     return f"losses.{_FUNCTIONS.get(name, name)}({', '.join(['output', 'target', *written])})"
 
 
