@@ -50,9 +50,9 @@ def private(
         module: yours; it is traced as it is, and left as it was.
         example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
             shape of one example. Only shapes and kinds of numbers are read.
-        loss: as on the command line; or a loss of torch, such as `torch.nn.MSELoss()`; or a function of outputs and
-            targets of a batch, which is given one example at a time, as a batch of one. It must depend on these
-            alone, and needs bounds by clip. Its targets are a tensor [B, …], or a tuple or a mapping of some.
+        loss: as on the command line; or a loss of torch, such as `torch.nn.MSELoss()`; or a function of outputs
+            and targets of a batch, which is given one example at a time, as a batch of one. It must depend on
+            these alone, and needs bounds by clip. Targets are a tensor [B, …], or a tuple or a mapping of some.
         bounds: "auto" clips the gradient of each example in the backward pass, unless a theorem bounds it tightly.
         verify_import: compare both modules on random inputs first, if no layer is replaced.
         options: see `frontends.options.model_options`; `batch_norm="group_norm"` replaces batch normalisation.
@@ -86,17 +86,21 @@ def private(
         _, derivation, text = _emitted(module, example, chosen, verify=verify_import)
     except InputError as error:
         raise error if bounds == "theorem" else _with_whole_gradients(error) from None
-    made = instantiate(Path(f"{derivation.source.name}.py"), text)
-    if _named(loss) == "own":
-        made.own_loss = partial(loss)  # a module would become a part of this one
-    return made
+    return _with_loss(instantiate(Path(f"{derivation.source.name}.py"), text), loss)
 
 
-def _named(loss: str | Loss) -> str:
+def _named(loss: str | Loss | None) -> str | None:
     """Return the name of a loss, that of a function if it has no other; raises InputError (LIP210)."""
     from lipcompile.ops.loss.torch_read import loss_text
 
-    return loss if isinstance(loss, str) else loss_text(loss) or "own"
+    return loss if loss is None or isinstance(loss, str) else loss_text(loss) or "own"
+
+
+def _with_loss(module: Any, loss: str | Loss | None) -> Any:
+    """Return an emitted module whose loss, if it is a function of Python, is this one."""
+    if loss is not None and not isinstance(loss, str) and _named(loss) == "own":
+        module.own_loss = partial(loss)  # a module would become a part of this one
+    return module
 
 
 def _with_whole_gradients(error: InputError) -> InputError:
@@ -114,7 +118,7 @@ def compile(  # noqa: A001  (the name of the command)
     output: str | Path,
     *,
     example: Example | None = None,
-    loss: str | None = None,
+    loss: str | Loss | None = None,
     bounds: Source = "auto",
     verify_import: bool = True,
     **options: Any,
@@ -125,7 +129,8 @@ def compile(  # noqa: A001  (the name of the command)
         model: a .lip or .onnx file, `package.module:factory`, or a torch module, which needs an `example`.
         output: the Python file.
         example: see `private`.
-        loss: see `private`; the one that a .lip file names counts if there is none here.
+        loss: see `private`; the one that a .lip file names counts if there is none here. A file holds no function:
+            `own_loss` of its module takes it.
         bounds, verify_import, options: see `private`.
 
     Returns:
@@ -141,7 +146,7 @@ def compile(  # noqa: A001  (the name of the command)
         >>> "class M(" in path.read_text()
         True
     """
-    chosen = model_options(loss=loss, bounds=bounds, **options)
+    chosen = model_options(loss=_named(loss), bounds=bounds, **options)
     path = Path(output)
     path.write_text(_emitted(model, example, chosen, verify=verify_import)[2], encoding="utf-8")
     return path
@@ -157,7 +162,7 @@ def train(
     epochs: int | None = None,
     batch_size: int | None = None,
     example: Example | None = None,
-    loss: str | None = None,
+    loss: str | Loss | None = None,
     bounds: Source = "auto",
     verify_import: bool = True,
     how: Mapping[str, Any] | None = None,
@@ -166,7 +171,8 @@ def train(
     """Train privately to a budget, as `lipcompile train` does; the `train` block of a .lip file holds as well.
 
     Args:
-        model, loss, bounds, verify_import, options: see `compile`.
+        model, bounds, verify_import, options: see `compile`.
+        loss: see `private`.
         example: of a module; the data, if left out.
         data: (x_train, y_train, x_test, y_test), arrays of numpy or what becomes some; of several inputs, mappings
             {name: array}; or two data sets, to train and to test on, whose items are an input and a label (those
@@ -205,13 +211,13 @@ def train(
         data = [array for one in data for array in backend.data.items_of(one, seeded)]
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
     shape = example if example is not None else _example_of(inputs)
-    chosen = model_options(loss=loss, bounds=bounds, **options)
+    chosen = model_options(loss=_named(loss), bounds=bounds, **options)
     loaded, derivation, text = _emitted(model, shape, chosen, verify=verify_import)
     assert derivation.analysis is not None
     arrays = checked(data, derivation.analysis.graph, backend)
     folder = Path(output)
     text = text_of_run(folder, text, resume=bool((how or {}).get("resume")))
-    module = drawn(folder / "model.py", text, (how or {}).get("seed"))
+    module = _with_loss(drawn(folder / "model.py", text, (how or {}).get("seed")), loss)
     check_targets(module, arrays)
     how = dict(how or {})
     given = dict.fromkeys(field.name for field in fields(backend.training.TrainConfig) if field.name != "output")

@@ -94,6 +94,13 @@ def _loss(graph: Graph) -> Iterator[Diagnostic]:
             f"give a bound of ‖t‖, {graph.loss.loss.name}:target_norm=1, or clip: --bounds clip",
             location=graph.loss.location,
         )
+    elif graph.loss.loss.name == "own" and proves(graph):
+        yield Diagnostic(
+            "LIP212",
+            "a function of Python has no Lipschitz constant that is known",
+            "clip: --bounds clip",
+            location=graph.loss.location,
+        )
 
 
 def proves(graph: Graph) -> bool:

@@ -330,5 +330,11 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
             raise ValueError(f"the loss returns {value.numel()} numbers for one example: return their mean or sum")
         return value.reshape(())
 
-    # Dropout or noise within the function draws for each example.
-    return torch.vmap(of_one, randomness="different")(output, target)
+    try:  # dropout or noise within the function draws for each example
+        losses: Tensor = torch.vmap(of_one, randomness="different")(output, target)
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        help_line = "use torch.where in the place of `if`, and no .item()"
+        raise ValueError(f"the loss cannot be computed of each example alone: {help_line} ({error})") from None
+    return losses

@@ -398,6 +398,8 @@ def evaluate(module: LipschitzModule, x: Tensor, y: Tensor) -> float:
     correct = counted = 0
     for inputs, labels in zip(torch.split(x, _EVALUATION_BATCH), torch.split(y, _EVALUATION_BATCH), strict=True):
         predicted = predict(module(inputs.to(device)), axis)
+        if predicted.numel() != labels.numel():
+            return math.nan
         wanted = labels.to(device).reshape(predicted.shape)
         known = wanted >= 0 if wanted.dim() > 1 else torch.ones_like(wanted, dtype=torch.bool)
         correct += int((known & (predicted == wanted.clamp(min=0))).sum())

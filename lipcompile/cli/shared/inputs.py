@@ -91,7 +91,9 @@ def admissible(attack: Any, graph: Graph) -> Any:
     assert graph.loss is not None
     kind = graph.loss.loss.target
     if kind not in _TARGETS:
-        message = f"the targets of the loss `{graph.loss.loss.name}` are not known, so no adversary can choose them"
+        message = (
+            f"the targets of the loss `{graph.loss.loss.name}` are not known, so no adversary can choose them"
+        )
         raise input_error("LIP404", message, "name a loss with --loss, for this command alone")
     norm = getattr(graph.loss.attributes, "target_norm", None)
     return attack.Admissible(

@@ -24,8 +24,8 @@ _FUNCTIONS = {
 def loss_text(loss: Callable[..., Any]) -> str | None:
     """Return what a loss of torch is called here; None for other functions, which the loss `own` applies.
 
-    Torch divides the sum over a batch by the number of examples, or by the sum of their weights: here it is divided
-    by the expected batch size. Raises InputError (LIP210) for a loss whose mean is no sum over examples.
+    Torch divides the sum over a batch by the number of examples, or by the sum of their weights; here it is
+    divided by the expected batch size. Raises InputError (LIP210) where that is another loss.
     """
     from torch import nn
 
@@ -50,7 +50,9 @@ def _of_module(loss: Any) -> str | None:
             return "nll"
         case nn.CrossEntropyLoss() | nn.NLLLoss():
             message = f"{type(loss).__name__} divides by the weights of a batch, so examples mix"
-            help_line = 'write loss="cross_entropy:class_weights=(…)", or "token_cross_entropy:ignore=…" for tokens'
+            help_line = (
+                'write loss="cross_entropy:class_weights=(…)", or "token_cross_entropy:ignore=…" for tokens'
+            )
             raise input_error("LIP210", message, help_line)
         case nn.BCEWithLogitsLoss(weight=None, pos_weight=None):
             return _with("multilabel_bce", {"reduce": total})

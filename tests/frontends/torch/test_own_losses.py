@@ -1,0 +1,217 @@
+"""Losses of torch are known by themselves; any other function is a loss of one example where all is clipped."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.train.checks import PrivacyError
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+
+import lipcompile
+from lipcompile import InputError
+from lipcompile.__main__ import run
+from lipcompile.ops.loss.torch_read import loss_text
+from tests.torch.clip_nets import clipped, whole
+
+
+def focal(output: Tensor, target: Tensor) -> Tensor:
+    """-(1 - p_y)²·log p_y, [B]."""
+    log_p = F.log_softmax(output, 1).gather(1, target[:, None]).squeeze(1)
+    return -((1 - log_p.exp()) ** 2) * log_p
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(6) % 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (nn.CrossEntropyLoss(), "cross_entropy"),
+        (nn.CrossEntropyLoss(label_smoothing=0.25), "cross_entropy:label_smoothing=0.25"),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.5, 4.0])), "cross_entropy:class_weights=(1.0,0.5,4.0)"),
+        (nn.NLLLoss(), "nll"),
+        (nn.BCEWithLogitsLoss(), "multilabel_bce:reduce=mean"),
+        (nn.BCEWithLogitsLoss(reduction="sum"), "multilabel_bce:reduce=sum"),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0])), None),
+        (nn.MSELoss(), "mean_squared_error"),
+        (nn.MSELoss(reduction="sum"), None),
+        (nn.L1Loss(reduction="none"), "absolute_error:reduce=mean"),
+        (nn.HuberLoss(delta=0.5), "huber:delta=0.5,reduce=mean"),
+        (nn.SmoothL1Loss(beta=2.0), "smooth_l1:beta=2.0,reduce=mean"),
+        (nn.MultiMarginLoss(margin=0.5), "multi_margin:margin=0.5,p=1"),
+        (nn.CosineEmbeddingLoss(), None),
+        (F.cross_entropy, "cross_entropy"),
+        (F.mse_loss, "mean_squared_error"),
+        (F.kl_div, None),
+        (focal, None),
+    ],
+)
+def test_losses_of_torch_have_names(loss: Any, text: str | None) -> None:
+    assert loss_text(loss) == text
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets"),
+    [
+        (nn.CrossEntropyLoss(label_smoothing=0.25), 3, Y),
+        (nn.BCEWithLogitsLoss(), 3, torch.rand(6, 3)),
+        (nn.MSELoss(), 3, torch.rand(6, 3)),
+        (nn.HuberLoss(delta=0.5), 3, torch.rand(6, 3)),
+        (nn.SmoothL1Loss(beta=2.0), 3, torch.rand(6, 3)),
+        (nn.L1Loss(), 3, torch.rand(6, 3)),
+        (nn.MultiMarginLoss(margin=0.5), 3, Y),
+        (F.cross_entropy, 3, Y),
+        (nn.MSELoss(reduction="sum"), 3, torch.rand(6, 3)),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 1.0, 3.0])), 3, torch.rand(6, 3)),
+    ],
+)
+def test_the_criterion_is_the_mean_of_torchs_loss_over_the_examples(loss: Any, outputs: int, targets: Any) -> None:
+    """As torch computes it of each example alone."""
+    original = nn.Linear(4, outputs)
+    module = lipcompile.private(original, [4], loss=loss, bounds="clip")
+    module.normaliser = 6.0
+    each = [loss(original(X[i : i + 1]), targets[i : i + 1]) for i in range(6)]
+    torch.testing.assert_close(module.criterion(module(X), targets), torch.stack(each).mean())
+
+
+@pytest.mark.parametrize("bounds", ["auto", "clip"])
+def test_a_function_is_clipped_example_by_example(bounds: Any) -> None:
+    """The sum of gradients that are clipped by hand, and no example moves it by more than its length."""
+    module = lipcompile.private(net(), [4], loss=focal, bounds=bounds)
+    assert module.certificate["graph"]["loss"] == {"name": "own", "attributes": {}}
+    module.normaliser = 1.0
+    length = next(iter(module.clips)).length
+    wanted = {name: torch.zeros_like(one) for name, one in module.named_parameters()}
+    for x, y in zip(X, Y, strict=True):
+        plain = copy.deepcopy(module)
+        values = torch.autograd.grad(focal(plain(x[None]), y[None]).sum(), list(plain.parameters()))
+        gradient = dict(zip(wanted, values, strict=True))
+        factor = length / (whole(gradient) + 0.01)  # the automatic clip of decision 61: C/(‖g‖ + γ)
+        for name, one in gradient.items():
+            wanted[name] += factor * one
+    found = clipped(module, X, Y)
+    for name, one in wanted.items():
+        torch.testing.assert_close(found[name], one, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_combines_examples_is_given_one_at_a_time() -> None:
+    module = lipcompile.private(net(), [4], loss=lambda out, y: F.cross_entropy(out - out.mean(0), y))
+    # Of one example the difference from the mean is zero: log 3, whatever the others are.
+    torch.testing.assert_close(module.per_example_loss(module(X), Y), torch.full((6,), 3.0).log())
+
+
+def test_targets_are_what_the_function_takes() -> None:
+    def both(output: Tensor, target: Any) -> Tensor:
+        return F.cross_entropy(output[:, :2], target["kind"]) + F.mse_loss(output[:, 2], target["size"])
+
+    module = lipcompile.private(net(), [4], loss=both)
+    target = {"kind": Y % 2, "size": X[:, 0]}
+    output = module(X)
+    by_hand = F.cross_entropy(output[:, :2], Y % 2, reduction="none") + (output[:, 2] - X[:, 0]) ** 2
+    torch.testing.assert_close(module.per_example_loss(output, target), by_hand)
+    module.normaliser = 6.0
+    with module.on_views():
+        views = module(torch.stack([X, 2 * X], 1))
+    torch.testing.assert_close(
+        module.criterion(views, target),
+        (module.per_example_loss(module(X), target) + module.per_example_loss(module(2 * X), target)).mean() / 2,
+    )
+
+
+# Errors
+
+
+def private(loss: Any, **options: Any) -> Any:
+    return lipcompile.private(net(), [4], loss=loss, **options)
+
+
+def trained_once(module: Any) -> None:
+    loader = DataLoader(TensorDataset(X, Y), batch_size=3)
+    module, optimizer, batches = PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), 0.1),
+        data_loader=loader,
+        noise_multiplier=1.0,
+    )
+    for x, y in batches:
+        optimizer.zero_grad()
+        module.criterion(module(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("loss", "code", "said"),
+    [
+        (nn.CrossEntropyLoss(ignore_index=2), "LIP210", "divides by the weights of a batch"),
+        (nn.NLLLoss(weight=torch.ones(3)), "LIP210", "divides by the weights of a batch"),
+        (nn.CrossEntropyLoss(weight=torch.ones(3), label_smoothing=0.1), "LIP212", "exclude one another"),
+        (nn.Bilinear(3, 3, 1), "LIP210", "has parameters"),
+    ],
+)
+def test_losses_that_are_refused(loss: Any, code: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as refused:
+        private(loss)
+    assert refused.value.diagnostics[0].code == code
+
+
+def test_no_theorem_bounds_a_function() -> None:
+    with pytest.raises(InputError, match="a function of Python has no Lipschitz constant"):
+        private(focal, bounds="theorem", input_norm=1.0)
+
+
+def test_several_numbers_for_one_example_are_refused() -> None:
+    module = private(lambda output, _: output)
+    with pytest.raises(ValueError, match="3 numbers for one example"):
+        module.criterion(module(X), Y)
+
+
+def test_what_depends_on_a_value_is_refused() -> None:
+    module = private(lambda output, y: output.sum() if y[0] > 1 else focal(output, y))
+    with pytest.raises(ValueError, match=r"torch\.where in the place of `if`"):
+        module.criterion(module(X), Y)
+
+
+def test_a_penalty_within_the_function_is_refused() -> None:
+    trained_once(private(focal))
+    inner: list[Any] = []
+    module = private(lambda output, y: focal(output, y) + inner[0].square().sum())
+    inner.append(next(module.parameters()))
+    with pytest.raises(PrivacyError, match="did not come from the module's forward pass"):
+        trained_once(module)
+
+
+def test_commands_have_no_function(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.lip").write_text("model m {\n    input x: tensor[4]\n    dense(3)\n    loss own\n}\n")
+    assert run(["check", "m.lip", "--bounds", "clip"]) == 0
+    arrays = {"x_train": X.numpy(), "y_train": Y.numpy(), "x_test": X.numpy(), "y_test": Y.numpy()}
+    np.savez("d.npz", **arrays)
+    budget = ["--data", "d.npz", "--epsilon", "3", "--delta", "1e-3", "--output", "run"]
+    capsys.readouterr()
+    assert run(["train", "m.lip", "--bounds", "clip", *budget]) == 2
+    assert "which only Python can give" in capsys.readouterr().err
+    assert run(["audit", "m.lip", "--bounds", "clip"]) == 2
+    assert "the targets of the loss `own` are not known" in capsys.readouterr().err
+
+
+def test_a_function_trains_in_one_call(tmp_path: Path) -> None:
+    data = (X.numpy(), Y.numpy(), X.numpy(), Y.numpy())
+    result = lipcompile.train(
+        net(), data, tmp_path / "run", epsilon=8.0, delta=1e-3, epochs=1, loss=focal, how={"accountant": "rdp"}
+    )
+    assert result.epsilon <= 8
+    assert "losses.own(output, target, self.own_loss)" in (tmp_path / "run" / "model.py").read_text()
