@@ -117,7 +117,8 @@ class _Import:
         if len(names) != 1:
             shown = ", ".join(f"`{name}`" for name in names) or "none"
             message = f"a model needs exactly one output, the logits; this one has {shown}"
-            self._refuse("LIP107", message, "drop the others")
+            help_line = "return one tensor: torch.cat joins two heads, whose losses a loss of your own adds"
+            self._refuse("LIP107", message, help_line)
         return names[0] if names else None
 
     def _as_output(self, visitor: Visitor, name: str) -> Value:
