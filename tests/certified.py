@@ -39,8 +39,8 @@ def uses(each: int, seed: int = 0) -> Iterator[Graph]:
 
 
 def losses(each: int, seed: int = 0) -> Iterator[Graph]:
-    """So many uses of every loss."""
-    for name in LOSS_BY_NAME:
+    """So many uses of every loss that has a constant."""
+    for name in LOSS_ATTACKS:
         for found in islice(loss_cases(name, seed), each):
             yield network_of_loss(found)
 

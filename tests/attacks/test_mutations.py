@@ -45,7 +45,7 @@ def test_a_smaller_rule_is_seen(op: str, rule: str) -> None:
     assert faults
 
 
-@pytest.mark.parametrize("name", LOSS_BY_NAME)
+@pytest.mark.parametrize("name", LOSS_ATTACKS)
 def test_a_smaller_loss_constant_is_seen(name: str) -> None:
     small, num = harness.mutant_loss(LOSS_BY_NAME[name]), Certified()
     for case, logits, target in LOSS_ATTACKS[name].witnesses():
@@ -130,7 +130,7 @@ def test_what_is_called_unseen_is_unseen(op: str, rule: str) -> None:
     assert unseen([(evaluate(case, rule), found) for case, found in measured(op)])
 
 
-@pytest.mark.parametrize("name", LOSS_BY_NAME)
+@pytest.mark.parametrize("name", LOSS_ATTACKS)
 def test_every_smaller_step_of_a_loss_is_seen(name: str) -> None:
     missed = unseen(
         [(_loss_run(case), {"L": harness.loss_slope(case, *at)}) for case, *at in LOSS_ATTACKS[name].witnesses()]

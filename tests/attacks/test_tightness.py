@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
+from lipcompile.ops.table import OP_BY_NAME
 
 from . import harness
 from .catalogue import ATTACKS, LOSS_ATTACKS
@@ -54,7 +54,7 @@ def test_what_is_called_loose_is_loose() -> None:
             assert loose.reason
 
 
-@pytest.mark.parametrize("name", LOSS_BY_NAME)
+@pytest.mark.parametrize("name", LOSS_ATTACKS)
 def test_the_constant_of_a_loss_is_attained(name: str) -> None:
     for case, logits, target in LOSS_ATTACKS[name].witnesses():
         num = Certified()

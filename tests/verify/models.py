@@ -92,7 +92,7 @@ def _operands(builder: GraphBuilder, shapes: tuple[tuple[int, ...], ...], rng: R
 
 def with_loss(builder: GraphBuilder, value: Value, draw: Draw, name: str | None) -> Graph | None:
     """Finish a graph by a loss, behind a layer, since the loss may need another shape."""
-    name = name or draw.rng.choice([*LOSS_BY_NAME])
+    name = name or draw.rng.choice([one for one in LOSS_BY_NAME if one in LOSS_ATTACKS])
     shape = LOSS_ATTACKS[name].shape(draw)
     attributes = LOSS_ATTACKS[name].attributes(draw, shape)
     flat = builder.add(OP_BY_NAME["flatten"], NoAttributes(), [value], name="flat")

@@ -324,6 +324,9 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
             "loss=function)"
         )
 
+    if not len(output):
+        return output.flatten(1).sum(1)
+
     def of_one(row: Tensor, wanted: Any) -> Tensor:
         value = function(row[None], tree_map(lambda part: part[None], wanted))
         if value.numel() != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_verify import verify
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
@@ -130,6 +132,24 @@ def test_targets_are_what_the_function_takes() -> None:
         module.criterion(views, target),
         (module.per_example_loss(module(X), target) + module.per_example_loss(module(2 * X), target)).mean() / 2,
     )
+
+
+def test_an_empty_batch_has_no_loss_and_no_gradient() -> None:
+    module = private(focal)
+    losses = module.per_example_loss(module(X[:0]), Y[:0])
+    assert losses.shape == (0,)
+    losses.sum().backward()
+
+
+def test_certificates_of_functions_verify() -> None:
+    module = private(focal)
+    verdict = verify(module.certificate)
+    assert not verdict.problems
+    claimed = json.dumps(module.certificate)
+    assert module.certificate["steps"]["loss"]["lipschitz"] == "inf"
+    forged = json.loads(claimed)
+    forged["steps"]["loss"]["lipschitz"] = (1e300).hex()
+    assert verify(forged).problems
 
 
 # Errors
