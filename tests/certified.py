@@ -19,6 +19,7 @@ from lipcompile.ops.loss.rules import CrossEntropy
 from lipcompile.ops.shape.rules import Reshape
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME, OPS
 
+from .attacks.catalogue import LOSS_ATTACKS
 from .attacks.harness import Case, LossCase
 from .attacks.instances import cases, loss_cases
 

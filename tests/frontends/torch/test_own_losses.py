@@ -218,7 +218,7 @@ def test_commands_have_no_function(tmp_path: Path, monkeypatch: Any, capsys: pyt
     monkeypatch.chdir(tmp_path)
     Path("m.lip").write_text("model m {\n    input x: tensor[4]\n    dense(3)\n    loss own\n}\n")
     assert run(["check", "m.lip", "--bounds", "clip"]) == 0
-    arrays = {"x_train": X.numpy(), "y_train": Y.numpy(), "x_test": X.numpy(), "y_test": Y.numpy()}
+    arrays: Any = {"x_train": X.numpy(), "y_train": Y.numpy(), "x_test": X.numpy(), "y_test": Y.numpy()}
     np.savez("d.npz", **arrays)
     budget = ["--data", "d.npz", "--epsilon", "3", "--delta", "1e-3", "--output", "run"]
     capsys.readouterr()
