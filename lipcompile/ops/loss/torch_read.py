@@ -25,10 +25,13 @@ def loss_text(loss: Callable[..., Any]) -> str | None:
     """Return what a loss of torch is called here; None for other functions, which the loss `own` applies.
 
     Torch divides the sum over a batch by the number of examples, or by the sum of their weights; here it is
-    divided by the expected batch size. Raises InputError (LIP210) where that is another loss.
+    divided by the expected batch size. Raises InputError (LIP210) where that is another loss, and for what is none.
     """
     from torch import nn
 
+    if isinstance(loss, type) or not callable(loss):
+        message = f"a loss is a name, a loss of torch or a function, not {loss!r}"
+        raise input_error("LIP210", message, f"write {loss.__name__}()" if isinstance(loss, type) else "")
     if not isinstance(loss, nn.Module):
         name = getattr(loss, "__name__", "")
         return _FUNCTIONS.get(name) if loss is getattr(nn.functional, name, None) else None

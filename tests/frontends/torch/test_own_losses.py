@@ -180,6 +180,8 @@ def trained_once(module: Any) -> None:
         (nn.NLLLoss(weight=torch.ones(3)), "LIP210", "divides by the weights of a batch"),
         (nn.CrossEntropyLoss(weight=torch.ones(3), label_smoothing=0.1), "LIP212", "exclude one another"),
         (nn.Bilinear(3, 3, 1), "LIP210", "has parameters"),
+        (nn.MSELoss, "LIP210", r"write MSELoss\(\)"),
+        (5, "LIP210", "not 5"),
     ],
 )
 def test_losses_that_are_refused(loss: Any, code: str, said: str) -> None:
