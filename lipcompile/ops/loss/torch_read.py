@@ -25,7 +25,7 @@ def loss_text(loss: Callable[..., Any]) -> str | None:
     """Return what a loss of torch is called here; None for other functions, which the loss `own` applies.
 
     Torch divides the sum over a batch by the number of examples, or by the sum of their weights; here it is
-    divided by the expected batch size. Raises InputError (LIP210) where that is another loss, and for what is none.
+    divided by the expected batch size. Raises InputError (LIP210) where that is another loss, and for no loss.
     """
     from torch import nn
 
