@@ -566,6 +566,7 @@ def assert_every_total(program: str, folder: Path) -> None:
 shared_folder = [HealthCheck.function_scoped_fixture]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=shared_folder)
 @given(program=programs())
 def test_every_total_is_that_of_the_changed_model(program: str, tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def run(seeds: range, folder: Path) -> None:
     assert 0 < inner < accepted  # both kinds of modules were there
 
 
+@pytest.mark.slow
 def test_no_module_exceeds_its_bounds_under_a_clip(tmp_path: Path) -> None:
     run(range(SMALL), tmp_path)
 

@@ -64,6 +64,7 @@ def audited(body: str, capsys: Capture, options: str = "--restarts 1 --steps 25"
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", by_day({*NETWORKS} - {"gru"}, NETWORKS))
 def test_what_can_be_attained_is(name: str, capsys: Capture) -> None:
     body, least = NETWORKS[name]

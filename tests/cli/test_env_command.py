@@ -77,6 +77,7 @@ print(native.kernels, native.why_missing)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

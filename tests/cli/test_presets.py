@@ -31,6 +31,7 @@ def images(*shape: int, count: int = 60, last: bool = False, **changes: Any) -> 
     np.savez("data.npz", **{**arrays, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "last"), by_day({0, 1}, [((12, 9), False), ((1, 9, 8), False), ((3, 10, 12), True)])
 )

@@ -153,6 +153,7 @@ def test_json_says_noise_and_signal() -> None:
     assert signal["total"]["noise"] == pytest.approx(2 * 1.8125**0.5 * 24**0.5 / 10, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("repeats", "code"), [(12, "LIP311"), pytest.param(24, "LIP310", marks=pytest.mark.nightly)]
 )

@@ -378,6 +378,7 @@ def test_a_budget_buys_whole_epochs(capsys: Capture) -> None:
         assert (spent <= 5) is within
 
 
+@pytest.mark.slow
 def test_training_spends_what_the_budget_says(capsys: Capture) -> None:
     write("balls_in_bins")
     ((release, _),) = train().runs

@@ -109,6 +109,7 @@ def test_a_network_of_every_family(name: str, tmp_path: Path) -> None:
     checked(module_of(derivation), derivation.analysis.total.value, tmp_path / "m.onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example(example: Path, tmp_path: Path) -> None:
     derivation = lipcompile.check(str(example), ModelOptions(bindings=OPEN.get(example.stem, {})))

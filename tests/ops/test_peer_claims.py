@@ -34,6 +34,7 @@ def check(path: Path, body: str, loss: str = "cross_entropy") -> Derivation:
     return lipcompile.check(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "factor"), [(3, 2.9), (5, 4.7), (7, 6.3)])
 def test_the_kernel_gradient_of_a_spectral_convolution(size: int, factor: float) -> None:
     """Broken by 2.9, 4.7 and 6.3: its claim was about X. Ours is attained from above."""

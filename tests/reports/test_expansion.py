@@ -153,6 +153,7 @@ def whole(found: Pieces, inputs: Mapping[Any, Any]) -> Any:
     return evaluated(written_out, inputs)
 
 
+@pytest.mark.slow
 def test_pieces_are_equal_to_the_formula(analysis: Analysis) -> None:
     formulas = [definition.expression for definition in analysis.definitions if definition.expression is not None]
     formulas += [analysis.total.expression, *(bound.expression for bound in analysis.parameters.values())]

@@ -75,6 +75,7 @@ def assert_as_the_page_says(export: Export, path: Path, inputs: int) -> list[str
     return [name for name, _ in module.named_parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", by_day({"mlp", "unet"}, ARCHITECTURES))
 def test_each_architecture_by_both_exporters(name: str, tmp_path: Path) -> None:
     """Files are written once: exporting takes most of the time."""

@@ -241,6 +241,7 @@ EXPORTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dynamo"), EXPORTS)
 def test_what_torch_exports(name: str, dynamo: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -66,6 +66,7 @@ def test_losses_of_torch_have_names(loss: Any, text: str | None) -> None:
     assert loss_text(loss) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "outputs", "targets"),
     [

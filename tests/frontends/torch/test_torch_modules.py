@@ -182,6 +182,7 @@ def test_prints_of_the_user_do_not_mix_with_json(user: Any, capsys: Capture) -> 
     assert err == "hello\nmade\n"
 
 
+@pytest.mark.slow
 def test_a_process_that_reads_a_module_is_quiet(user: Any) -> None:
     """What torch says while it exports, from Python or below it, is not for users."""
     name = user("def make():\n    return Net().eval()")

@@ -155,6 +155,7 @@ def test_pairs_are_independent() -> None:
 # --- which is drawn where ---
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("functions")
 def test_a_seed_gives_the_same_whatever_the_number_of_threads(two_threads: None) -> None:  # noqa: ARG001
     """One and two share the operations of one lane after the other; five have a lane each."""

@@ -110,6 +110,7 @@ if child:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_does_not_repeat_noise() -> None:
     done = subprocess.run([sys.executable, "-c", _FORK], capture_output=True, text=True, check=True)

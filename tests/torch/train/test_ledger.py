@@ -210,6 +210,7 @@ def test_a_ledger_belongs_to_its_data_and_relation(path: Path) -> None:
     write(path, 1)  # the refusals released the lock
 
 
+@pytest.mark.slow
 def test_two_writers_are_refused_in_this_process_and_in_another(path: Path) -> None:
     first = Ledger(path, ADD, 100)
     with pytest.raises(LedgerError, match="in use"):
