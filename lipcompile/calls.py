@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from lipcompile.core.derivation import Derivation
     from lipcompile.fixing import Outcome
+    from lipcompile.frontends.torch.outputs import Structure
 
     Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | Sequence[int]
     Loss = Callable[[Tensor, Any], Tensor]
@@ -53,6 +55,8 @@ def private(
         loss: as on the command line; or a loss of torch, such as `torch.nn.MSELoss()`; or a function of outputs
             and targets of a batch, which is given one example at a time, as a batch of one. It must depend on
             these alone, and needs bounds by clip. Targets are a tensor [B, …], or a tuple or a mapping of some.
+            A function is given all that `forward` of yours returns, such as the outputs of several heads; the
+            module of this returns them as one tensor [B, K], and its `split_output` takes that apart.
         bounds: "auto" clips the gradient of each example in the backward pass, unless a theorem bounds it tightly.
         verify_import: compare both modules on random inputs first, if no layer is replaced.
         options: see `frontends.options.model_options`; `batch_norm="group_norm"` replaces batch normalisation.
@@ -83,10 +87,11 @@ def private(
     """
     chosen = model_options(loss=_named(loss), bounds=bounds, **options)
     try:
-        _, derivation, text = _emitted(module, example, chosen, verify=verify_import)
+        with _joining(module, chosen) as outputs:
+            _, derivation, text = _emitted(module, example, chosen, verify=verify_import)
     except InputError as error:
         raise error if bounds == "theorem" else _with_whole_gradients(error) from None
-    return _with_loss(instantiate(Path(f"{derivation.source.name}.py"), text), loss)
+    return _with_loss(instantiate(Path(f"{derivation.source.name}.py"), text), loss, outputs)
 
 
 def _named(loss: str | Loss | None) -> str | None:
@@ -96,10 +101,23 @@ def _named(loss: str | Loss | None) -> str | None:
     return loss if loss is None or isinstance(loss, str) else loss_text(loss) or "own"
 
 
-def _with_loss(module: Any, loss: str | Loss | None) -> Any:
-    """Return an emitted module whose loss, if it is a function of Python, is this one."""
-    if loss is not None and not isinstance(loss, str) and _named(loss) == "own":
-        module.own_loss = partial(loss)  # a module would become a part of this one
+def _joining(model: str | Module, options: ModelOptions) -> AbstractContextManager[list[Structure]]:
+    """Let a module return several tensors as one if the loss is a function of Python, which takes them apart."""
+    if isinstance(model, str) or options.loss != "own":
+        return nullcontext([])
+    from lipcompile.frontends.torch.outputs import joined
+
+    return joined(model)
+
+
+def _with_loss(module: Any, loss: str | Loss | None, outputs: Sequence[Structure]) -> Any:
+    """Return an emitted module whose loss, if it is a function of Python, is this one, of what `outputs` says."""
+    if loss is None or isinstance(loss, str) or _named(loss) != "own":
+        return module
+    module.own_loss = partial(loss)  # a module would become a part of this one
+    if outputs:
+        module.split_output = split = outputs[-1]
+        module.own_loss = lambda output, target: loss(split(output), target)
     return module
 
 
@@ -212,12 +230,13 @@ def train(
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
     shape = example if example is not None else _example_of(inputs)
     chosen = model_options(loss=_named(loss), bounds=bounds, **options)
-    loaded, derivation, text = _emitted(model, shape, chosen, verify=verify_import)
+    with _joining(model, chosen) as outputs:
+        loaded, derivation, text = _emitted(model, shape, chosen, verify=verify_import)
     assert derivation.analysis is not None
     arrays = checked(data, derivation.analysis.graph, backend)
     folder = Path(output)
     text = text_of_run(folder, text, resume=bool((how or {}).get("resume")))
-    module = _with_loss(drawn(folder / "model.py", text, (how or {}).get("seed")), loss)
+    module = _with_loss(drawn(folder / "model.py", text, (how or {}).get("seed")), loss, outputs)
     check_targets(module, arrays)
     how = dict(how or {})
     given = dict.fromkeys(field.name for field in fields(backend.training.TrainConfig) if field.name != "output")
@@ -313,22 +332,28 @@ def load_trained(module: Module, trained: Module | str | Path, example: Example,
         >>> lipcompile.load_trained(mine, private, [4]).weight[0].tolist()
         [0.5, 0.5, 0.5, 0.5]
     """
-    import torch
-
     from lipcompile.certificates.read import graph_of
     from lipcompile.cli.shared.inputs import trained as read
-    from lipcompile.cli.shared.verdicts import agreement
     from lipcompile.emitters.lip_text import loss_text
-    from lipcompile.frontends.torch.origins import origins
-    from lipcompile.frontends.torch.padding import padded
 
-    backend = find()
-    source: Any = read(Path(trained), None, backend).module if isinstance(trained, (str, Path)) else trained
+    source: Any = read(Path(trained), None, find()).module if isinstance(trained, (str, Path)) else trained
     load_plugins()
     use = graph_of(source.certificate).loss
     known = {} if use is None else {"loss": loss_text(use)}
-    chosen = model_options(**{**known, **options, "bounds": "clip"})
-    found = origins(module, example, chosen)
+    chosen = model_options(**{**options, **known, "bounds": "clip"})
+    with _joining(module, chosen):
+        return _loaded(module, source, example, chosen)
+
+
+def _loaded(module: Module, source: Any, example: Example, options: ModelOptions) -> Module:
+    """Return the module with the weights of what was made of it; raises InputError."""
+    import torch
+
+    from lipcompile.cli.shared.verdicts import agreement
+    from lipcompile.frontends.torch.origins import origins
+    from lipcompile.frontends.torch.padding import padded
+
+    found = origins(module, example, options)
     trained_ones = {name: one.detach() for name, one in source.named_parameters() if one.requires_grad}
     entries = found.entries({name: one.double().cpu().numpy() for name, one in trained_ones.items()})
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -336,13 +361,13 @@ def load_trained(module: Module, trained: Module | str | Path, example: Example,
     twin = type(
         "Twin", (type(source),), {"__init__": lambda self: self.__dict__.update(deepcopy(source).__dict__)}
     )
-    derivation, rows = pipeline.derive(found.loaded, chosen), padded(module)
+    derivation, rows = pipeline.derive(found.loaded, options), padded(module)
     for zeros in (rows, {}) if rows else ({},):  # bounds by theorem train the rows of padding as well
         _set(parameters, entries, before)
         with torch.no_grad():
             for part in zeros.values():
                 part.weight[part.padding_idx] = 0
-        if agreement(twin, found.run, derivation, backend).agrees:
+        if agreement(twin, found.run, derivation, find()).agrees:
             return module
     with torch.no_grad():
         for name, weights in before.items():

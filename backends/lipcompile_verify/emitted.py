@@ -61,7 +61,8 @@ _ATTRIBUTES = """
     register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
     register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
     register_state_dict_pre_hook release requires_grad_ set_extra_state set_submodule share_memory slope
-    state_dict takes_features takes_views to to_empty train training type unclipped_bounds xpu zero_grad
+    split_output state_dict takes_features takes_views to to_empty train training type unclipped_bounds xpu
+    zero_grad
 """
 _FUNCTIONS = ("sqrt", "exp", "expm1", "log", "minimum", "maximum", "max_over", "Interval.around")
 _NUMERIC = [f"num.{name}" for name in _FUNCTIONS]

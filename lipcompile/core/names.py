@@ -21,8 +21,8 @@ noise_strategy normaliser on_features on_views own_loss parameters per_example_l
 register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
 register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
 register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
-register_state_dict_pre_hook release requires_grad_ set_extra_state set_submodule share_memory slope state_dict
-takes_features takes_views to to_empty train training type unclipped_bounds xpu zero_grad
+register_state_dict_pre_hook release requires_grad_ set_extra_state set_submodule share_memory slope split_output
+state_dict takes_features takes_views to to_empty train training type unclipped_bounds xpu zero_grad
 """
 # An emitted `forward` has one local variable per value; these names it uses for something else.
 _FORWARD = ("self", "torch", "functional", "F")

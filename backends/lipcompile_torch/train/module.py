@@ -64,6 +64,7 @@ class LipschitzModule(nn.Module):
             the model's `train` block says so: the engine follows it unless it is told otherwise.
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
         own_loss: the function that the loss `own` applies to each example, see :func:`..nn.losses.own`.
+        split_output: takes an output [B, K] apart into the several tensors that the original module returns.
         loss_clip: C, what the gradient of each example's loss in its output is clipped to on its way back, or
             None; set by the engine before each batch, and not to be changed within one.
         clip_lengths: C of clip groups whose length moves in training, by name, in the place of their own; set by
@@ -97,6 +98,7 @@ class LipschitzModule(nn.Module):
         super().__init__()
         self.normaliser: float = 1.0
         self.own_loss: Callable[[Tensor, Any], Tensor] | None = None
+        self.split_output: Callable[[Tensor], Any] | None = None
         self.loss_clip: float | None = None
         self.clip_lengths: Mapping[str, float] = {}
         self.takes_features = False

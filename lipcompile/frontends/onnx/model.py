@@ -117,7 +117,7 @@ class _Import:
         if len(names) != 1:
             shown = ", ".join(f"`{name}`" for name in names) or "none"
             message = f"a model needs exactly one output, the logits; this one has {shown}"
-            help_line = "return one tensor: torch.cat joins two heads, whose losses a loss of your own adds"
+            help_line = "return one tensor; loss=function of lipcompile.private takes those of several heads"
             self._refuse("LIP107", message, help_line)
         return names[0] if names else None
 

@@ -135,6 +135,58 @@ def test_targets_are_what_the_function_takes() -> None:
     )
 
 
+class TwoHeads(nn.Module):
+    """Classes and a number of examples [4]; `further` is returned as well."""
+
+    def __init__(self, further: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.kind, self.size, self.further = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 1), further
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.body(x).tanh()
+        more = {} if self.further is None else {"more": self.further(h)}
+        return {"kind": self.kind(h), "size": self.size(h).squeeze(-1), **more}
+
+
+def of_heads(output: dict[str, Tensor], target: Any) -> Tensor:
+    return F.cross_entropy(output["kind"], target[0]) + F.mse_loss(output["size"], target[1])
+
+
+def test_a_function_is_given_all_outputs_and_they_go_back() -> None:
+    original = TwoHeads()
+    module = lipcompile.private(original, [4], loss=of_heads)
+    assert "forward" not in vars(original)
+    before, target = original(X), (Y, X[:, 0])
+    module.normaliser = 6.0
+    torch.testing.assert_close(module.criterion(module(X), target), of_heads(before, target))
+    clipped(module, X, target)
+    for one in module.parameters():
+        one.data.add_(0.1)
+    changed = module.split_output(module(X))
+    assert changed.keys() == before.keys()
+    assert changed["size"].shape == (6,)
+    assert not torch.allclose(changed["kind"], before["kind"])
+    lipcompile.load_trained(original, module, [4])
+    torch.testing.assert_close(original(X), dict(changed))
+
+
+@pytest.mark.parametrize(
+    ("further", "code"),
+    [(lambda h: h.argmax(1), "LIP107"), (lambda h: h - h.mean(0), "LIP108"), (lambda h: h.T, "LIP023")],
+    ids=["whole numbers", "differences from the batch", "turned round"],
+)
+def test_other_outputs_are_refused(further: Any, code: str) -> None:
+    with pytest.raises(InputError) as refused:
+        lipcompile.private(TwoHeads(further), [4], loss=of_heads)
+    assert code in {found.code for found in refused.value.diagnostics}
+
+
+def test_a_loss_with_a_name_takes_one_output() -> None:
+    with pytest.raises(InputError, match="exactly one output"):
+        lipcompile.private(TwoHeads(), [4])
+
+
 def test_an_empty_batch_has_no_loss_and_no_gradient() -> None:
     module = private(focal)
     losses = module.per_example_loss(module(X[:0]), Y[:0])
