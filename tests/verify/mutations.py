@@ -19,6 +19,8 @@ from .models import document
 
 Json = dict[str, Any]
 Place = tuple[Any, ...]
+# The one constant that others are divided by: a larger one needs larger bounds without clips.
+LOSS_CLAIM: Place = ("steps", "loss", "lipschitz")
 WORDS = [op.name for op in OPS] + [loss.name for loss in LOSSES]
 WORDS += ["spectral", "orthogonal", "frobenius", "ball", "box", "rows", "free", "mean", "sum", "zeros", "circular"]
 WORDS += ["reflect", "replicate", "nearest", "bilinear", "bicubic", "none", "tanh"]

@@ -12,11 +12,10 @@ from lipcompile.diagnostics import InputError
 from lipcompile.ops.table import LOSSES, OPS
 
 from .models import document, drawn, one_op
-from .mutations import Json, Place, at, is_bound, places, put
+from .mutations import LOSS_CLAIM, Json, Place, at, is_bound, places, put
 
 pytestmark = pytest.mark.slow
 
-LOSS_CLAIM: Place = ("steps", "loss", "lipschitz")
 ROUGH = {"attention", "dot_product_attention"}  # the compiler counts causal rows as seeing fewer keys than they do
 
 

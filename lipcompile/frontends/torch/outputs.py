@@ -32,6 +32,9 @@ class Structure:
         shaped = [part.reshape(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
         return _pytree.tree_unflatten(shaped, self.nesting)
 
+    def __deepcopy__(self, memo: Any) -> Structure:
+        return self  # nothing in it changes
+
 
 @contextmanager
 def joined(module: Module) -> Iterator[list[Structure]]:

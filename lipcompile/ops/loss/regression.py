@@ -101,7 +101,7 @@ def _regression(name: str, attributes: type[Any], rule: Any, proof: str, target:
 
 
 REAL = "numbers of the shape of the output"
-ANY = "what the function takes"
+ANY = "a target of the function"
 
 LOSSES: tuple[AnyLoss, ...] = (
     _regression("squared_error", SquaredError, squared_error, "squared-error", REAL),
