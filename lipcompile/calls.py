@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lipcompile.fixing import Outcome
     from lipcompile.frontends.torch.outputs import Structure
 
-    Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | Sequence[int]
+    Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor | Sequence[int]] | Sequence[int]
     Loss = Callable[[Tensor, Any], Tensor]
 
 
@@ -51,7 +51,7 @@ def private(
     Args:
         module: yours; it is traced as it is, and left as it was.
         example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
-            shape of one example. Only shapes and kinds of numbers are read.
+            shape of one example, by name if `forward` takes several. Only shapes and kinds of numbers are read.
         loss: as on the command line; or a loss of torch, such as `torch.nn.MSELoss()`; or a function of outputs
             and targets of a batch, which is given one example at a time, as a batch of one. It must depend on
             these alone, and needs bounds by clip. Targets are a tensor [B, …], or a tuple or a mapping of some.
@@ -252,12 +252,19 @@ def train(
 
 
 def _example_of(inputs: Any) -> Example:
-    """Return the shape of one example; of several inputs, one example of each."""
+    """Return the shape of one example; of several inputs, that of each, or an example where its kind is known."""
     if not isinstance(inputs, Mapping):
         return tuple(np.shape(inputs)[1:])
     import torch
 
-    return {name: torch.from_numpy(np.asarray(array)[:1]) for name, array in inputs.items()}
+    found: dict[str, Tensor | tuple[int, ...]] = {}
+    for name, given in inputs.items():
+        array = np.asarray(given)[:1]
+        if array.dtype.kind in "iub" and array.dtype != np.uint8:  # which images have, and small tokens
+            found[name] = torch.from_numpy(array.astype(bool if array.dtype.kind == "b" else np.int64))
+        else:
+            found[name] = array.shape[1:]
+    return found
 
 
 def fix(

@@ -88,13 +88,14 @@ def _image(path: Path, colours: bool | None) -> NDArray[np.uint8]:
         raise DataError(f"{path} cannot be read as an image") from error
 
 
-def items_of(dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+def items_of(dataset: Any) -> tuple[NDArray[Any] | dict[str, NDArray[Any]], NDArray[Any]]:
     """Return the inputs and labels of a data set whose items are pairs, or mappings with an image and a label.
 
-    So `torch.utils.data.Dataset` of known length, and a split of Hugging Face's `datasets`.
+    So `torch.utils.data.Dataset` of known length, and a split of Hugging Face's `datasets`. The input of a pair may
+    be a mapping of several inputs by their names, which becomes one of arrays.
 
     Raises:
-        DataError: it has no length or no items, or items are neither, or have different shapes or types.
+        DataError: it has no length or no items, or items are neither, or have different shapes, types or names.
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise DataError(
@@ -103,16 +104,31 @@ def items_of(dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     pairs = [_pair(dataset[index]) for index in range(len(dataset))]
     if not pairs:
         raise DataError("the data set has no items")
-    if len({np.shape(x) for x, _ in pairs}) > 1:
+    inputs = [x for x, _ in pairs]
+    labels = [np.asarray(y) for _, y in pairs]
+    names = {tuple(sorted(x)) if isinstance(x, dict) else None for x in inputs}
+    if len(names) > 1:
+        raise DataError("the items of the data set have different inputs: give each item the same ones, by name")
+    if len({y.dtype.kind for y in labels}) > 1:
+        raise DataError(_OTHER_TYPES)
+    if isinstance(inputs[0], dict):
+        return {name: _stacked([x[name] for x in inputs]) for name in inputs[0]}, np.asarray(labels)
+    return _stacked(inputs), np.asarray(labels)
+
+
+_OTHER_TYPES = "the items of the data set have different types of numbers, by which all are scaled: convert each"
+
+
+def _stacked(items: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    if len({x.shape for x in items}) > 1:
         raise DataError("the items of the data set have different shapes: transform each item to one common shape")
-    if len({x.dtype for x, _ in pairs}) > 1 or len({np.asarray(y).dtype.kind for _, y in pairs}) > 1:
-        raise DataError(
-            "the items of the data set have different types of numbers, by which all are scaled: convert each"
-        )
-    return np.stack([x for x, _ in pairs]), np.asarray([y for _, y in pairs])
+    if len({x.dtype for x in items}) > 1:
+        raise DataError(_OTHER_TYPES)
+    return np.stack(items)
 
 
-def _pair(item: Any) -> tuple[NDArray[Any], Any]:
+def _pair(item: Any) -> tuple[Any, Any]:
+    """Return an input, or several by name, and a label."""
     if isinstance(item, Mapping):
         names = [next((name for name in known if name in item), None) for known in (_IMAGE, _LABEL)]
         if None in names:
@@ -120,4 +136,6 @@ def _pair(item: Any) -> tuple[NDArray[Any], Any]:
         item = tuple(item[name] for name in names)
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError("the items of the data set must be pairs of an input and a label")
+    if isinstance(item[0], Mapping):
+        return {name: np.asarray(x) for name, x in item[0].items()}, np.asarray(item[1])[()]
     return np.asarray(item[0]), np.asarray(item[1])[()]

@@ -49,7 +49,7 @@ class Data(Protocol):
 
     def from_arrays(
         self,
-        arrays: Mapping[str, NDArray[Any]],
+        arrays: Mapping[str, NDArray[Any] | Mapping[str, NDArray[Any]]],
         input_shape: tuple[int, ...],
         classes: int | None = None,
         tokens: Vocabulary | None = None,
@@ -57,7 +57,9 @@ class Data(Protocol):
     ) -> Any:
         """Return named arrays, checked as those of a file; raises DataError."""
 
-    def items_of(self, dataset: Any, seeded: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+    def items_of(
+        self, dataset: Any, seeded: bool = False
+    ) -> tuple[NDArray[Any] | Mapping[str, NDArray[Any]], NDArray[Any]]:
         """Return the inputs and labels of a data set's items; raises DataError."""
 
     def public_facts(self, path: Path) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:

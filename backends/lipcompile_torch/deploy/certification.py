@@ -271,7 +271,7 @@ def load_examples(module: LipschitzModule, path: str | os.PathLike[str]) -> tupl
         ValueError: the module is no classifier.
     """
     count = logit_count(module)
-    x, y = load_test_npz(path, module.input_shape, None if count == 1 else count)
+    x, y = load_test_npz(path, module.input_shape, None if count == 1 else count, [*module.input_parts.items()])
     targets = torch.from_numpy(y)
     if count == 1:
         if targets.numel() != len(x):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -40,7 +41,9 @@ def joined(
     if len({given[name].shape[:leading] for name in parts}) > 1:
         sizes = ", ".join(f"{name} {len(given[name])}" for name in parts)
         raise ValueError(f"the inputs have batches of different sizes: {sizes}")
-    return torch.cat([given[name].reshape(*given[name].shape[:leading], -1) for name in parts], leading)
+    # The sizes are said, since of an empty batch none can be inferred.
+    rows = [given[name].reshape(*given[name].shape[:leading], prod(shape)) for name, shape in parts.items()]
+    return torch.cat(rows, leading)
 
 
 def _told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from .. import sources
 from ..noise.masks import seed_secretly
 
+Parts = Sequence[tuple[str, tuple[int, ...]]]
+Given = NDArray[Any] | Mapping[str, NDArray[Any]]
+
 _SPLIT_SEED = 0
 _TEST_SHARE = 0.2
 
@@ -43,7 +46,7 @@ def load_npz(
     input_shape: tuple[int, ...],
     classes: int | None = None,
     tokens: int | Sequence[int] | None = None,
-    parts: Sequence[tuple[str, tuple[int, ...]]] = (),
+    parts: Parts = (),
 ) -> Arrays:
     """Read arrays x_train, y_train, x_test, y_test; or X, y (or x, y), split 80:20 by a fixed permutation.
 
@@ -67,14 +70,17 @@ def load_npz(
 
 
 def load_test_npz(
-    path: str | os.PathLike[str], input_shape: tuple[int, ...], classes: int | None = None
+    path: str | os.PathLike[str],
+    input_shape: tuple[int, ...],
+    classes: int | None = None,
+    parts: Parts = (),
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Read what `load_npz` calls the test part, from files that hold no other, too; returns inputs and labels.
 
     Raises:
         DataError, OSError: as `load_npz`.
     """
-    arrays = _read(path, _colours(input_shape))
+    arrays = _joined(_read(path, _colours(input_shape)), parts, whole=False)
     if {"x_test", "y_test"} <= arrays.keys():
         x, y = arrays["x_test"], arrays["y_test"]
     else:
@@ -82,7 +88,7 @@ def load_test_npz(
     return _inputs(x, input_shape, None, "test inputs"), _targets(y, len(x), classes, "test labels")
 
 
-def items_of(dataset: Any, seeded: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+def items_of(dataset: Any, seeded: bool = False) -> tuple[Given, NDArray[Any]]:
     """Return inputs and labels as `sources.items_of` does, augmented from secret seeds.
 
     Args:
@@ -128,13 +134,13 @@ def _read(path: str | os.PathLike[str], colours: bool | None = None) -> dict[str
 
 
 def from_arrays(
-    arrays: Mapping[str, NDArray[Any]],
+    arrays: Mapping[str, Given],
     input_shape: tuple[int, ...],
     classes: int | None = None,
     tokens: int | Sequence[int] | None = None,
-    parts: Sequence[tuple[str, tuple[int, ...]]] = (),
+    parts: Parts = (),
 ) -> Arrays:
-    """Check and convert named arrays; see `load_npz`."""
+    """Check and convert named arrays, of which inputs may be mappings by the names of `parts`; see `load_npz`."""
     x_train, y_train, x_test, y_test = _split_in_two(_joined(arrays, parts, whole=tokens is not None))
     return Arrays(
         _inputs(x_train, input_shape, tokens, "training inputs"),
@@ -144,26 +150,44 @@ def from_arrays(
     )
 
 
-def _joined(
-    arrays: Mapping[str, NDArray[Any]], parts: Sequence[tuple[str, tuple[int, ...]]], *, whole: bool
-) -> Mapping[str, NDArray[Any]]:
-    """Return the arrays with one input where several are given by their names."""
+def _joined(arrays: Mapping[str, Given], parts: Parts, *, whole: bool) -> dict[str, NDArray[Any]]:
+    """Return the arrays with one input where several are given, in a mapping or by names of their own."""
     found = dict(arrays)
     for name, suffix in (("x_train", "_train"), ("x_test", "_test"), ("x", "")):
-        own = {f"{part}{suffix}": shape for part, shape in parts}
-        if name in arrays or not own or not own.keys() <= arrays.keys():
-            continue
-        for part, shape in own.items():
-            if arrays[part].ndim == 0 or arrays[part].shape[1:] != shape:
+        own, given = {part: f"{part}{suffix}" for part, _ in parts}, arrays.get(name)
+        if isinstance(given, Mapping):
+            found[name] = _one_input(given, parts, whole=whole)
+        elif own and {*own.values()} <= arrays.keys() and (given is None or name in own.values()):
+            if "y" in own:
                 raise DataError(
-                    f"{part} has shape {arrays[part].shape}, but must be (N, {', '.join(map(str, shape))})"
+                    f"y{suffix} has two meanings, an input and the labels: give x{suffix}, with the entries of all "
+                    f"inputs, {', '.join(own)}, one after another"
                 )
-        if len({len(arrays[part]) for part in own}) > 1:
-            raise DataError(f"{', '.join(own)} have different numbers of examples")
-        rows = [arrays[part].reshape(len(arrays[part]), -1) for part in own]
-        rows = [row.astype(np.uint8) if whole and row.dtype == bool else row for row in rows]
-        found[name] = np.concatenate(rows if whole else [_numbers(row, name) for row in rows], axis=1)
+            named = {part: found.pop(key) for part, key in own.items()}
+            found[name] = _one_input(named, parts, whole=whole)
     return found
+
+
+def _one_input(given: Mapping[str, NDArray[Any]], parts: Parts, *, whole: bool) -> NDArray[Any]:
+    """Return [N, n] of several inputs [N, *shape], in the order of `parts`; of a single one, itself."""
+    if not parts and len(given) == 1:
+        return next(iter(given.values()))
+    if {*given} != {name for name, _ in parts}:
+        taken = f"the inputs are {', '.join(name for name, _ in parts)}" if parts else "the network takes one input"
+        raise DataError(f"{taken}, but {', '.join(given) or 'none'} are given")
+    rows = []
+    for part, shape in parts:
+        array = given[part]
+        if array.ndim == 0 or array.shape[1:] != shape:
+            raise DataError(f"{part} has shape {array.shape}, but must be ({', '.join(map(str, ('N', *shape)))})")
+        array = array.reshape(len(array), math.prod(shape))
+        if whole:
+            rows.append(_whole(array.astype(np.uint8) if array.dtype == bool else array, f"entries of {part}"))
+        else:
+            rows.append(_numbers(array, f"entries of {part}"))
+    if len({len(row) for row in rows}) > 1:
+        raise DataError(f"{', '.join(given)} have different numbers of examples")
+    return np.concatenate(rows, axis=1)
 
 
 def _split_in_two(arrays: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:

@@ -59,9 +59,10 @@ def checked(data: Any, graph: Graph, backend: Backend) -> Any:
     names = ("x_train", "y_train", "x_test", "y_test")
     values = [getattr(data, name) for name in names] if isinstance(data, backend.data.Arrays) else data
     arrays = {
-        f"{part}{name[1:]}" if part else name: np.asarray(array)
+        name: {part: np.asarray(array) for part, array in value.items()}
+        if isinstance(value, Mapping)
+        else np.asarray(value)
         for name, value in zip(names, values, strict=True)
-        for part, array in (value.items() if isinstance(value, Mapping) else [("", value)])
     }
     for value in values:
         kinds = (

@@ -81,20 +81,27 @@ def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
 
 
 def examples_of(example: Any) -> list[Example]:
-    """Return the inputs that an example stands for; raises InputError (LIP023)."""
+    """Return the inputs that an example, or the shape of each, stands for; raises InputError (LIP023)."""
     from torch import Tensor
 
     if isinstance(example, Tensor):
         return [_like("", example)]
-    if isinstance(example, Mapping) and all(isinstance(one, Tensor) for one in example.values()):
-        return [_like(str(name), one) for name, one in example.items()]
+    if isinstance(example, Mapping) and all(isinstance(one, Tensor) or _is_shape(one) for one in example.values()):
+        return [
+            _like(str(name), one) if isinstance(one, Tensor) else Example(str(name), tuple(one))
+            for name, one in example.items()
+        ]
     if isinstance(example, Sequence) and example:
         if all(isinstance(one, Tensor) for one in example):
             return [_like("", one) for one in example]
-        if all(isinstance(size, int) and size > 0 for size in example):
+        if _is_shape(example):
             return [Example("", tuple(example))]
     help_line = "give a tensor [batch, …], a tuple of tensors, or the shape of one example, such as (3, 32, 32)"
     raise input_error("LIP023", "the example is neither a batch of examples nor a shape", help_line)
+
+
+def _is_shape(given: Any) -> bool:
+    return isinstance(given, Sequence) and all(isinstance(size, int) and size > 0 for size in given)
 
 
 def _like(name: str, tensor: Tensor) -> Example:
