@@ -45,6 +45,7 @@ Net, Wide, Training, Recording, make_loader, sharded, three_views, weights, whol
         *("make_loader", "sharded", "three_views", "weights", "whole", "SIZE", "BATCH"),
     )
 )
+two_inputs, two_texts = HERE["two_inputs"], HERE["two_texts"]
 KINDS = ("ours", "ddp", "fsdp")
 
 
@@ -167,6 +168,48 @@ class Mixed(Net):  # type: ignore[misc, valid-type]
 
 CLIPPED = {"clipped": Clipped, "flat": Flat, "tied": Tied, "mixed": Mixed}
 VIEWED = {"clipped": Clipped, "flat": Flat, "mixed": Mixed, "proved": Net}  # with several views of an example
+
+
+class Two(Flat):
+    """Called with two inputs."""
+
+    input_parts: ClassVar = {"first": (3,), "last": ()}
+
+
+class TwoProved(Net):  # type: ignore[misc, valid-type]
+    """Called with two inputs, under theorems."""
+
+    input_parts: ClassVar = Two.input_parts
+
+
+class Texts(Net):  # type: ignore[misc, valid-type]
+    """Words with a mask, which share a table."""
+
+    input_tokens, input_norm = True, float("inf")
+    input_parts: ClassVar = {"ids": (2,), "mask": (2,)}
+    names: ClassVar = ("inner.table", "outer.weight")
+    clips: ClassVar = [ClipGroup("all", names, 0.3)]
+    bounds: ClassVar = dict.fromkeys(names, 0.3)
+
+    def __init__(self) -> None:
+        LipschitzModule.__init__(self)
+        self.inner = layers.Embedding(2, self.hidden, 1.0)
+        self.outer = layers.Dense(self.hidden, 3)
+        self.project_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.clip_input(x)
+        words, mask = self.inner(x[:, :2]), x[:, 2:, None].to(self.outer.weight.dtype)
+        output: Tensor = self.release(self.outer((words * mask + self.inner(x[:, 2:])).sum(1)))
+        return output
+
+
+# Networks of several inputs, and how the examples become these.
+SEVERAL: dict[str, tuple[Any, Any]] = {
+    "numbers": (Two, two_inputs),
+    "proved": (TwoProved, two_inputs),
+    "texts": (Texts, two_texts),
+}
 
 
 def tied_by_layer() -> str:
@@ -565,6 +608,14 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
             f"views {name} {kind}": partial(summed, kind, net, views=three_views)
             for name, net in VIEWED.items()
             for kind in KINDS
+        },
+        **{
+            f"several {name} {kind}": partial(summed, kind, net, inputs=inputs)
+            for name, (net, inputs) in SEVERAL.items()
+            for kind in KINDS
+        },
+        **{
+            f"several views {kind}": partial(summed, kind, Two, inputs=two_inputs, views=three_views) for kind in KINDS
         },
         "tied by layer": tied_by_layer,
         **{f"quantiles {kind}": partial(clipped_at_quantiles, kind) for kind in KINDS},

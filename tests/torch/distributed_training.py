@@ -54,6 +54,17 @@ def three_views(x: Tensor) -> Tensor:
     return torch.stack([x, x.flip(1), 0.5 * x], dim=1)
 
 
+def two_inputs(x: Tensor) -> dict[str, Tensor]:
+    """Return the entries of examples [B, 4], or of views of them, as two inputs, not in their order."""
+    return {"last": x[..., 3], "first": x[..., :3]}
+
+
+def two_texts(x: Tensor) -> dict[str, Tensor]:
+    """Return two inputs of words, of two kinds of whole numbers."""
+    words = (x > 0.5).long()
+    return {"mask": words[..., 2:].int(), "ids": words[..., :2]}
+
+
 class Training:
     """A module under an engine: `inner` is the emitted module, `outer` what is called.
 
@@ -66,6 +77,7 @@ class Training:
         self.inner = self.outer = net()
         self.inner.projection_slack = options.pop("slack", self.inner.projection_slack)
         by_layer, self.views = options.pop("by_layer", True), options.pop("views", None)
+        self.inputs = options.pop("inputs", None)
         if kind == "fsdp" and not alone:
             for layer in list(self.inner.children())[:-1] if by_layer else ():
                 sharded(layer)
@@ -81,8 +93,9 @@ class Training:
         self.outer, self.optimizer, self.loader = private
 
     def backward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+        x = self.views(x) if self.views else x
         with self.inner.on_views() if self.views else nullcontext():
-            output = self.outer(self.views(x) if self.views else x)
+            output = self.outer(**self.inputs(x)) if self.inputs else self.outer(x)
         (scale * self.inner.criterion(output, y)).backward()
 
     def train(self, epochs: int = 1) -> None:

@@ -143,10 +143,21 @@ def test_items_are_pairs_or_mappings() -> None:
     assert y.tolist() == [3, 4]
 
 
+def test_the_input_of_a_pair_may_be_several() -> None:
+    items = Items(*(({"ids": torch.tensor([n, n]), "mask": np.array(n)}, n) for n in (1, 2)))
+    x, y = items_of(items)
+    assert {name: array.tolist() for name, array in x.items()} == {"ids": [[1, 1], [2, 2]], "mask": [1, 2]}
+    assert y.tolist() == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
         (iter([1]), "stream"),
+        (Items(({"a": np.zeros(2)}, 0), ({"b": np.zeros(2)}, 0)), "different inputs"),
+        (Items(({"a": np.zeros(2)}, 0), (np.zeros(2), 0)), "different inputs"),
+        (Items(({"a": np.zeros(2)}, 0), ({"a": np.zeros(3)}, 0)), "different shapes"),
+        (Items(({"a": np.zeros(1, np.uint8)}, 0), ({"a": np.zeros(1)}, 0)), "different types of numbers"),
         (Items(), "no items"),
         (Items(1), "must be pairs"),
         (Items({"picture": 1, "label": 2}), "rename two"),

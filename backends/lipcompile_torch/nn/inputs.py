@@ -12,18 +12,24 @@ from torch import Tensor
 
 
 def joined(
-    parts: Mapping[str, tuple[int, ...]], args: Sequence[Any], kwargs: Mapping[str, Any], *, views: bool = False
+    parts: Mapping[str, tuple[int, ...]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    tokens: bool,
+    views: bool = False,
 ) -> Tensor:
     """Return the entries [B, n] of inputs [B, *shape], in the order of `parts`; [B, V, n] of views.
 
     Args:
         parts: name and shape of each input of one example.
         args, kwargs: the inputs by position, then by name; or all of them in one mapping.
+        tokens: inputs are whole numbers, or truth values; the entries are of type int64.
         views: inputs have an axis of views behind that of the batch.
 
     Raises:
-        TypeError: an input is missing, given twice, or unknown.
-        ValueError: another shape, or batches of different sizes.
+        TypeError: an input is missing, given twice, or unknown; or no tensor.
+        ValueError: another shape, batches of different sizes, or another kind of numbers.
 
     Formal guarantees: row i is made of row i of each input.
     """
@@ -34,20 +40,34 @@ def joined(
         raise TypeError(f"the inputs are {', '.join(parts)}, in this order or by name; got {_told(args, kwargs)}")
     given |= kwargs
     leading = 2 if views else 1
+    rows, sizes = [], {}
     for name, shape in parts.items():
-        if given[name].dim() != leading + len(shape) or tuple(given[name].shape[leading:]) != shape:
+        x = given[name]
+        if not isinstance(x, Tensor):
+            raise TypeError(f"`{name}` is no tensor, but of type {type(x).__name__}")
+        if x.dim() != leading + len(shape) or tuple(x.shape[leading:]) != shape:
             expected = ", ".join(map(str, ("B", "V", *shape) if views else ("B", *shape)))
-            raise ValueError(f"expected `{name}` of shape [{expected}], got {tuple(given[name].shape)}")
-    if len({given[name].shape[:leading] for name in parts}) > 1:
-        sizes = ", ".join(f"{name} {len(given[name])}" for name in parts)
-        raise ValueError(f"the inputs have batches of different sizes: {sizes}")
-    # The sizes are said, since of an empty batch none can be inferred.
-    rows = [given[name].reshape(*given[name].shape[:leading], prod(shape)) for name, shape in parts.items()]
+            raise ValueError(f"expected `{name}` of shape [{expected}], got {tuple(x.shape)}")
+        if tokens and (x.is_floating_point() or x.is_complex()):
+            raise ValueError(f"expected `{name}` as tokens of an integer dtype, got {x.dtype}")
+        if not tokens and not x.is_floating_point():  # else joining would convert it unasked
+            raise ValueError(f"expected `{name}` as floating point numbers, got {x.dtype}: convert and scale it")
+        sizes[name] = x.shape[:leading]
+        # The size is said, since of an empty batch it cannot be inferred.
+        rows.append((x.long() if tokens else x).reshape(*sizes[name], prod(shape)))
+    if len({*sizes.values()}) > 1:
+        shown = ", ".join(f"{name} {' × '.join(map(str, size))}" for name, size in sizes.items())
+        raise ValueError(f"the inputs have batches of different sizes: {shown}")
     return torch.cat(rows, leading)
 
 
 def _told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    return ", ".join([*[f"{len(args)} by position"] * bool(args), *kwargs]) or "nothing"
+    kinds = [f"{len(args)} by position"] if all(isinstance(x, Tensor) for x in args) else [_kinds(args)]
+    return ", ".join([*kinds * bool(args), *kwargs]) or "nothing"
+
+
+def _kinds(args: Sequence[Any]) -> str:
+    return f"{len(args)} by position ({', '.join(type(x).__name__ for x in args)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,9 +223,9 @@ class LipschitzModule(nn.Module):
         Raises:
             ValueError, TypeError: the inputs are not those of ``input_parts``.
         """
-        if self.input_parts and (len(args) + len(kwargs) != 1 or any(isinstance(x, Mapping) for x in args)):
-            in_views = self.takes_views and not self.gate.aside
-            args, kwargs = (joined(self.input_parts, args, kwargs, views=in_views),), {}
+        if self.input_parts and (kwargs or len(args) != 1 or not isinstance(args[0], Tensor)):
+            how = {"tokens": self.input_tokens, "views": self.takes_views and not self.gate.aside}
+            args, kwargs = (joined(self.input_parts, args, kwargs, **how),), {}
         views = self._views_of((*args, *kwargs.values()))
         if not torch.is_grad_enabled():  # nothing flows back: it may run beside a pass that is trained on
             args, kwargs = _in_rows(args, kwargs, views)

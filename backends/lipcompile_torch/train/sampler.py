@@ -6,7 +6,8 @@ import hashlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -321,8 +322,10 @@ class _Collate:
 def _emptied(batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return batch[:0]
-    if isinstance(batch, dict):
-        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, MutableMapping):  # of its own class, whose methods and attributes a loop may use
+        found = copy(batch)
+        found.update({key: _emptied(value) for key, value in batch.items()})
+        return found
     if isinstance(batch, list | tuple):
         return [_emptied(value) for value in batch]
     raise SamplingError(f"a batch contains {type(batch).__name__}, which has no empty form: collate to tensors")

@@ -64,7 +64,7 @@ def checked(data: Any, graph: Graph, backend: Backend) -> Any:
         else np.asarray(value)
         for name, value in zip(names, values, strict=True)
     }
-    for value in values:
+    for value in (part for one in values for part in (one.values() if isinstance(one, Mapping) else [one])):
         kinds = (
             {str(item.dtype) for item in value if hasattr(item, "dtype")}
             if isinstance(value, list | tuple)

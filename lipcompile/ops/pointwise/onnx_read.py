@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,9 @@ from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import has_batch
-from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH, Known, scalar, toggled
+from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH, Known, scalar
 from lipcompile.ops.linear.onnx_read import fixed
-from lipcompile.ops.linear.rules import DENSE, Dense
+from lipcompile.ops.linear.rules import DENSE_TRANSPOSE, Dense
 from lipcompile.ops.merge.rules import MAXIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.pointwise.rules import BOUNDED, POINTWISE, TRUTHS, Name, Pointwise
 from lipcompile.ops.reduce.rules import Reduce
@@ -196,12 +195,11 @@ def _cast(context: Context, node: OnnxNode) -> Value:
 def rows_at(context: Context, node: OnnxNode, places: Value, table: Known) -> Value:
     """Rows of a constant table [entries, width] at whole numbers [...] that an example computes: [..., width].
 
-    The places, one hot, times the table, whose rows are the columns of a dense layer's weight.
+    The places, one hot, times the table as it is stored, so that an embedding may share it.
     """
     entries, width = table.array.shape
     chosen = one_hot(context, node, places, entries)
-    weight = replace(table, array=table.array.T, moves=toggled(table))
-    return context.parameters.add(DENSE, Dense(width), chosen, [("weight", weight)], node.name)
+    return context.parameters.add(DENSE_TRANSPOSE, Dense(width), chosen, [("weight", table)], node.name)
 
 
 def one_hot(context: Context, node: OnnxNode, places: Value, entries: int) -> Value:

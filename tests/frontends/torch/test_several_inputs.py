@@ -54,6 +54,16 @@ class Numbers(nn.Module):
         return found
 
 
+class Truths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, has: Tensor, shown: Tensor) -> Tensor:
+        found: Tensor = self.layer(has.float()) * shown.float().mean(1, keepdim=True)
+        return found
+
+
 class Cached(Text):
     """As models of language are: beside the logits it returns what it keeps, unless it is told not to."""
 
@@ -118,7 +128,10 @@ WRONG: Mapping[str, tuple[Callable[[Any], Tensor], str]] = {
     "too many": (lambda module: module(IDS, MASK, KIND, KIND), "got 4 by position"),
     "a shape": (lambda module: module(IDS, MASK[:, :4], KIND), r"expected `mask` of shape \[B, 5\], got \(4, 4\)"),
     "a batch": (lambda module: module(IDS, MASK[:3], KIND), "different sizes: ids 4, mask 3, kinds 4"),
-    "real numbers": (lambda module: module(IDS, MASK.float(), KIND), "tokens of an integer dtype"),
+    "real numbers": (lambda module: module(IDS, MASK.float(), KIND), "`mask` as tokens of an integer dtype"),
+    "one of several": (lambda module: module(ids=IDS), r"ids, mask, kinds, in this order or by name; got ids$"),
+    "a list": (lambda module: module([IDS, MASK, KIND]), r"got 1 by position \(list\)"),
+    "no tensor": (lambda module: module(IDS, None, KIND), "`mask` is no tensor, but of type NoneType"),
 }
 
 
@@ -129,6 +142,27 @@ def test_other_inputs_are_refused(way: str, private: Any) -> None:
         call(private)
 
 
+def test_truth_values_alone_are_tokens() -> None:
+    """Features that an example has or has not, as the module was traced."""
+    net, given = Truths(), (torch.eye(4) > 0, torch.ones(4, 2) > 0)
+    module = lipcompile.private(net, given, bounds="clip")
+    torch.testing.assert_close(module(*given), net(*given))
+    torch.testing.assert_close(module(*(x.to(torch.uint16) for x in given)), net(*given))
+
+
+def test_whole_numbers_are_not_joined_to_real_ones() -> None:
+    """As of images that were not scaled; alone they are refused as well."""
+    module = lipcompile.private(Numbers(), (torch.randn(5, 4), torch.randn(5, 2, 3)), bounds="clip")
+    with pytest.raises(ValueError, match=r"expected `other` as floating point numbers, got torch.uint8"):
+        module(torch.randn(5, 4), torch.ones(5, 2, 3, dtype=torch.uint8))
+
+
+def test_views_are_as_many_in_each_input() -> None:
+    module = lipcompile.private(Numbers(), (torch.randn(5, 4), torch.randn(5, 2, 3)), bounds="clip")
+    with module.on_views(), pytest.raises(ValueError, match="different sizes: image 5 × 2, other 5 × 3"):
+        module(torch.randn(5, 2, 4), torch.randn(5, 3, 2, 3))
+
+
 def test_views_of_several_inputs() -> None:
     """Two equal views are one: the output of each, and the loss of their mean."""
     given = (torch.randn(5, 4), torch.randn(5, 2, 3))
@@ -136,6 +170,24 @@ def test_views_of_several_inputs() -> None:
     with module.on_views():
         found = module(*(torch.stack([x, x], 1) for x in given))
     torch.testing.assert_close(found, module(*given)[:, None].expand(5, 2, 3))
+
+
+@pytest.mark.parametrize("kind", ["texts", "numbers"])
+def test_a_batch_without_examples_is_one(kind: str, private: Any) -> None:
+    """Poisson sampling draws them. A loss of nothing has no gradient, and no size of it can be inferred."""
+    given = [*text().values()] if kind == "texts" else [torch.randn(2, 4), torch.randn(2, 2, 3)]
+    module = private if kind == "texts" else lipcompile.private(Numbers(), tuple(given), bounds="clip")
+    found = clipped(module, torch.cat([x[:0].flatten(1) for x in given], 1), torch.zeros(0).long())
+    assert module(*(x[:0] for x in given)).shape == (0, 3)
+    assert not any(gradient.any() for gradient in found.values())
+
+
+def test_shapes_may_stand_for_examples(private: Any) -> None:
+    """Shapes alone mean real numbers, unless the module takes none."""
+    shapes = dict.fromkeys(text(), (5,))
+    torch.testing.assert_close(lipcompile.private(Text().eval(), shapes)(**text()), private(**text()))
+    numbers = lipcompile.private(Numbers(), {"image": (4,), "other": [2, 3]}, bounds="clip")
+    assert numbers.input_parts == {"image": (4,), "other": (2, 3)}
 
 
 def test_each_entry_has_the_tokens_of_the_tables_that_read_it() -> None:
@@ -166,6 +218,50 @@ def test_training_takes_the_inputs_by_their_names(tmp_path: Path) -> None:
     assert found[0].steps == found[1].steps == 4
     saved = [torch.load(tmp_path / name / "checkpoint.pt")["states"]["module"] for name in ("mapping", "array")]
     assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+
+
+class Named(nn.Module):
+    """Inputs with the names that files and data sets have for other things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = nn.Linear(2, 3), nn.Linear(1, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found: Tensor = self.left(x) + self.right(y[:, None])
+        return found
+
+
+class Items(torch.utils.data.Dataset[Any]):
+    def __init__(self, inputs: Mapping[str, Any], labels: Any) -> None:
+        self.inputs, self.labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return {name: array[index] for name, array in self.inputs.items()}, self.labels[index]
+
+
+@pytest.mark.filterwarnings("ignore:a fixed seed makes")
+def test_an_input_called_y_is_not_the_labels(tmp_path: Path) -> None:
+    """Mappings, data sets, and the examples as one array give the same weights."""
+    draws, labels = np.random.default_rng(0), np.arange(16) % 3
+    inputs = {"x": draws.normal(size=(16, 2)), "y": draws.normal(size=16)}  # in float64, as numpy draws them
+    ways: dict[str, Any] = {
+        "mappings": (inputs, labels, inputs, labels),
+        "data sets": (Items(inputs, labels), Items(inputs, labels)),
+        "arrays": (joined := np.column_stack([*inputs.values()]), labels, joined, labels),
+    }
+    options: dict[str, Any] = {"epsilon": 9, "delta": 1e-2, "epochs": 1, "batch_size": 4, "loss": "cross_entropy"}
+    saved = {}
+    for name, data in ways.items():
+        more: Any = {"example": {"x": (2,), "y": ()}} if name == "arrays" else {}
+        lipcompile.train(Named(), data, tmp_path / name, bounds="clip", how={"seed": 0}, **options, **more)
+        saved[name] = torch.load(tmp_path / name / "checkpoint.pt")["states"]["module"]
+    for weights in saved.values():
+        assert all(torch.equal(weights[name], value) for name, value in saved["arrays"].items())
 
 
 class Weighted(nn.Module):

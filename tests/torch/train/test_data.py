@@ -183,3 +183,37 @@ def test_images_beside_numbers_are_scaled_alone() -> None:
 def test_inputs_by_name_that_do_not_fit(arrays: Any, reason: str) -> None:
     with pytest.raises(DataError, match=reason):
         from_arrays({**arrays, "y": np.zeros(4, np.int64)}, (6,), None, (7, 7, 7, 2, 2, 2), PARTS)
+
+
+def test_an_input_may_have_the_name_of_the_whole() -> None:
+    x, mask = RNG.normal(size=(5, 2)), RNG.normal(size=(5, 1))
+    found = from_arrays({"x": x, "mask": mask, "y": np.zeros(5)}, (3,), 2, None, (("x", (2,)), ("mask", (1,))))
+    whole = from_arrays({"x": np.column_stack([x, mask]), "y": np.zeros(5)}, (3,), 2)
+    np.testing.assert_array_equal(found.x_train, whole.x_train)
+
+
+def test_labels_are_not_taken_for_an_input_of_their_name() -> None:
+    arrays = {"a": RNG.normal(size=(5, 2)), "y": np.arange(5) % 2}
+    with pytest.raises(DataError, match=r"y has two meanings, .*: give x, with the entries of all inputs, a, y, "):
+        from_arrays(arrays, (3,), 2, None, (("a", (2,)), ("y", ())))
+
+
+@pytest.mark.parametrize(
+    ("given", "parts", "reason"),
+    [
+        ({"ids": np.zeros((4, 3), np.int64)}, PARTS, "the inputs are ids, mask, but ids are given"),
+        (dict.fromkeys(("ids", "mask", "z"), np.zeros((4, 3), int)), PARTS, "but ids, mask, z are given"),
+        (dict.fromkeys(("ids", "mask"), np.zeros((4, 3))), PARTS, "the entries of ids are of type float64"),
+        (dict.fromkeys(("ids", "mask"), np.zeros((4, 3), int)), (), "the network takes one input, but ids, mask"),
+    ],
+)
+def test_mappings_that_do_not_fit(given: Any, parts: Any, reason: str) -> None:
+    labels = np.zeros(4, np.int64)
+    with pytest.raises(DataError, match=reason):
+        from_arrays({"x_train": given, "y_train": labels, "x_test": given, "y_test": labels}, (6,), 2, 7, parts)
+
+
+def test_a_mapping_of_one_input_is_that_input() -> None:
+    x, labels = RNG.normal(size=(4, 6)), np.zeros(4, np.int64)
+    found = from_arrays({"x_train": {"image": x}, "y_train": labels, "x_test": {"image": x}, "y_test": labels}, (6,))
+    np.testing.assert_array_equal(found.x_train, x.astype(np.float32))

@@ -124,12 +124,15 @@ def test_gradients_clipped_one_by_one_are_summed_alike(run: Run) -> None:
 
 
 @cache
-def clipped_alone(net: Any, views: Any = None) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+def clipped_alone(net: Any, views: Any = None, inputs: Any = None) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """Training with bounds by clip in this process, and the sums of gradients clipped by hand at each step."""
-    training, sums = HERE["Training"](net=net, noise_multiplier=1e-9, seed=7, slack=0.0, views=views), []
+    options = {"noise_multiplier": 1e-9, "seed": 7, "slack": 0.0, "views": views, "inputs": inputs}
+    training, sums = HERE["Training"](net=net, **options), []
     for x, y in training.loader:
         zero = {name: torch.zeros_like(p) for name, p in training.inner.named_parameters()}
-        sums.append(expected(training.inner, views(x) if views else x, y) if len(x) else zero)
+        given = views(x) if views else x
+        given = as_one(training.inner, inputs(given)) if inputs else given
+        sums.append(expected(training.inner, given, y) if len(x) else zero)
         training.backward(x, y)
         training.optimizer.step()
     return training.result(), sums
@@ -162,6 +165,24 @@ def test_views_of_an_example_are_averaged_before_its_clip_whoever_has_it(run: Ru
         assert_same_training(found, alone)
         with pytest.raises(AssertionError):  # the comparison can tell
             assert_same_training(found, plain)
+
+
+def as_one(module: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the entries of several inputs, or of views of them, in the order of the module's own."""
+    columns = [inputs[name] if shape else inputs[name][..., None] for name, shape in module.input_parts.items()]
+    return torch.cat(columns, dim=-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["numbers", "proved", "texts", "views"])
+def test_several_inputs_are_those_of_one_process_whoever_has_them(run: Run, name: str, kind: str) -> None:
+    net, inputs = HERE["SEVERAL"]["numbers" if name == "views" else name]
+    alone, sums = clipped_alone(net, HERE["three_views"] if name == "views" else None, inputs)
+    if net.clips:
+        assert max(float(one["outer.weight"].norm()) for one in sums) > 0.05
+    assert_clipped_by_hand(alone, sums)
+    for found in run[f"several {name} {kind}"]:
+        assert_same_training(found, alone)
 
 
 @pytest.mark.parametrize("kind", KINDS)

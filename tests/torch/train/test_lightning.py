@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -85,13 +85,15 @@ def test_one_callback_makes_a_training_private(kind: Any, tmp_path: Path) -> Non
     assert all(not torch.equal(before[name], value) for name, value in weights(model.net).items())
 
 
-def plain_loop(net: Any, outputs: Callable[[torch.Tensor], Any], epochs: int = 1, **how: Any) -> None:
+def plain_loop(
+    net: Any, outputs: Callable[[torch.Tensor], Any], epochs: int = 1, batch: int = 20, **how: Any
+) -> None:
     """Train without Lightning on what `outputs` makes of each batch."""
     with pytest.warns(SeededWarning):
         _, optimizer, loader = PrivacyEngine("rdp").make_private_with_epsilon(
             module=net,
             optimizer=SGD(net.parameters(), 0.1),
-            data_loader=make_loader(200, 20),
+            data_loader=make_loader(200, batch),
             epochs=epochs,
             seed=3,
             **BUDGET,
@@ -115,6 +117,43 @@ def test_it_is_the_training_of_the_plain_loop(kind: Any, how: Any, tmp_path: Pat
     net = Net()
     plain_loop(net, net, epochs=2, **how)
     for name, value in weights(net).items():
+        assert torch.equal(value, weights(model.net)[name])
+
+
+class Two(Net):
+    """Called with two inputs."""
+
+    input_parts: ClassVar = {"first": (3,), "last": (1,)}
+
+
+class LitOfTwo(Lit):
+    """Batches are mappings, as data sets of texts and masks yield them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Two()
+        self.sizes: list[int] = []
+
+    def training_step(self, batch: Any, _: int) -> Any:
+        self.sizes.append(len(batch["labels"]))
+        return self.net.criterion(self.net(last=batch["last"], first=batch["first"]), batch["labels"])
+
+
+def mapped(items: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    x, y = (torch.stack(column) for column in zip(*items, strict=True))
+    return {"labels": y, "first": x[:, :3], "last": x[:, 3:]}
+
+
+def test_several_inputs_train_as_one_in_the_plain_loop(tmp_path: Path) -> None:
+    """Batches of two examples, of which every seventh has none."""
+    torch.manual_seed(0)
+    model, own = LitOfTwo(), Net()
+    own.load_state_dict(model.net.state_dict())
+    with pytest.warns(SeededWarning):
+        trainer(private(seed=3), tmp_path, epochs=1).fit(model, make_loader(200, 2, collate_fn=mapped))
+    plain_loop(own, own, batch=2)
+    assert min(model.sizes) == 0
+    for name, value in weights(own).items():
         assert torch.equal(value, weights(model.net)[name])
 
 

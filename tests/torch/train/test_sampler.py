@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -166,6 +167,25 @@ def test_collate_and_dictionaries_are_kept() -> None:
     for batch in poisson(Listed(10), 1, collate_fn=collate):
         assert batch["x"].shape[1:] == (2, 3)
         assert len(batch["y"][0]) == len(batch["x"])
+
+
+class Encoding(UserDict[str, Tensor]):
+    """What collators of tokenizers return: no dict, with attributes and methods of its own."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        return self.data[name]
+
+
+def test_mappings_of_other_classes_are_kept() -> None:
+    def collate(items: list[tuple[Tensor, int]]) -> Encoding:
+        return Encoding(x=torch.stack([x for x, _ in items]))
+
+    lengths = set()
+    for batch in poisson(Listed(10), 1, collate_fn=collate):
+        assert type(batch) is Encoding
+        assert batch.x.shape[1:] == (2, 3)
+        lengths.add(len(batch.x))
+    assert 0 in lengths
 
 
 def test_a_subset_is_sampled_within_itself() -> None:
