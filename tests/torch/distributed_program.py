@@ -615,7 +615,8 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
             for kind in KINDS
         },
         **{
-            f"several views {kind}": partial(summed, kind, Two, inputs=two_inputs, views=three_views) for kind in KINDS
+            f"several views {kind}": partial(summed, kind, Two, inputs=two_inputs, views=three_views)
+            for kind in KINDS
         },
         "tied by layer": tied_by_layer,
         **{f"quantiles {kind}": partial(clipped_at_quantiles, kind) for kind in KINDS},

@@ -97,7 +97,7 @@ class Drawn:
 
 def test_what_augments_items_comes_from_a_secret_seed() -> None:
     """With a known one, an item moves all behind it to other crops and flips."""
-    found = []
+    found: list[Any] = []
     for seeded in (True, True, False, False):
         torch.manual_seed(0)
         found.append(data.items_of(Drawn(), seeded)[0])
@@ -134,6 +134,7 @@ class Items:
 
 
 def test_items_are_pairs_or_mappings() -> None:
+    x: Any
     x, y = items_of(TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 0])))
     assert x.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert y.tolist() == [0, 1, 0]
@@ -145,6 +146,7 @@ def test_items_are_pairs_or_mappings() -> None:
 
 def test_the_input_of_a_pair_may_be_several() -> None:
     items = Items(*(({"ids": torch.tensor([n, n]), "mask": np.array(n)}, n) for n in (1, 2)))
+    x: Any
     x, y = items_of(items)
     assert {name: array.tolist() for name, array in x.items()} == {"ids": [[1, 1], [2, 2]], "mask": [1, 2]}
     assert y.tolist() == [1, 2]

@@ -152,12 +152,15 @@ def from_arrays(
 
 def _joined(arrays: Mapping[str, Given], parts: Parts, *, whole: bool) -> dict[str, NDArray[Any]]:
     """Return the arrays with one input where several are given, in a mapping or by names of their own."""
-    found = dict(arrays)
+    found: dict[str, Any] = dict(arrays)
     for name, suffix in (("x_train", "_train"), ("x_test", "_test"), ("x", "")):
         own, given = {part: f"{part}{suffix}" for part, _ in parts}, arrays.get(name)
         if isinstance(given, Mapping):
             found[name] = _one_input(given, parts, whole=whole)
-        elif own and {*own.values()} <= arrays.keys() and (given is None or name in own.values()):
+            continue
+        # An input may be called x; it has fewer entries than all together.
+        is_free = given is None or any(f"{part}{suffix}" == name and given.shape[1:] == s for part, s in parts)
+        if own and {*own.values()} <= arrays.keys() and is_free:
             if "y" in own:
                 raise DataError(
                     f"y{suffix} has two meanings, an input and the labels: give x{suffix}, with the entries of all "
@@ -173,7 +176,9 @@ def _one_input(given: Mapping[str, NDArray[Any]], parts: Parts, *, whole: bool) 
     if not parts and len(given) == 1:
         return next(iter(given.values()))
     if {*given} != {name for name, _ in parts}:
-        taken = f"the inputs are {', '.join(name for name, _ in parts)}" if parts else "the network takes one input"
+        taken = (
+            f"the inputs are {', '.join(name for name, _ in parts)}" if parts else "the network takes one input"
+        )
         raise DataError(f"{taken}, but {', '.join(given) or 'none'} are given")
     rows = []
     for part, shape in parts:

@@ -192,6 +192,16 @@ def test_an_input_may_have_the_name_of_the_whole() -> None:
     np.testing.assert_array_equal(found.x_train, whole.x_train)
 
 
+def test_the_test_part_has_inputs_by_their_names_too(tmp_path: Path) -> None:
+    image, age = RNG.normal(size=(20, 2, 2)), RNG.normal(size=20)
+    parts = (("image", (2, 2)), ("age", ()))
+    np.savez(tmp_path / "d.npz", image=image, age=age, y=np.arange(20) % 2)
+    x, y = load_test_npz(tmp_path / "d.npz", (5,), 2, parts)
+    whole = load_npz(tmp_path / "d.npz", (5,), 2, None, parts)
+    np.testing.assert_array_equal(x, whole.x_test)
+    np.testing.assert_array_equal(y, whole.y_test)
+
+
 def test_labels_are_not_taken_for_an_input_of_their_name() -> None:
     arrays = {"a": RNG.normal(size=(5, 2)), "y": np.arange(5) % 2}
     with pytest.raises(DataError, match=r"y has two meanings, .*: give x, with the entries of all inputs, a, y, "):
@@ -215,5 +225,7 @@ def test_mappings_that_do_not_fit(given: Any, parts: Any, reason: str) -> None:
 
 def test_a_mapping_of_one_input_is_that_input() -> None:
     x, labels = RNG.normal(size=(4, 6)), np.zeros(4, np.int64)
-    found = from_arrays({"x_train": {"image": x}, "y_train": labels, "x_test": {"image": x}, "y_test": labels}, (6,))
+    found = from_arrays(
+        {"x_train": {"image": x}, "y_train": labels, "x_test": {"image": x}, "y_test": labels}, (6,)
+    )
     np.testing.assert_array_equal(found.x_train, x.astype(np.float32))
