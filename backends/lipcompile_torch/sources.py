@@ -91,8 +91,8 @@ def _image(path: Path, colours: bool | None) -> NDArray[np.uint8]:
 def items_of(dataset: Any) -> tuple[NDArray[Any] | dict[str, NDArray[Any]], NDArray[Any]]:
     """Return the inputs and labels of a data set whose items are pairs, or mappings with an image and a label.
 
-    So `torch.utils.data.Dataset` of known length, and a split of Hugging Face's `datasets`. The input of a pair may
-    be a mapping of several inputs by their names, which becomes one of arrays.
+    So `torch.utils.data.Dataset` of known length, and a split of Hugging Face's `datasets`. The input of a pair
+    may be a mapping of several inputs by their names, which becomes one of arrays.
 
     Raises:
         DataError: it has no length or no items, or items are neither, or have different shapes, types or names.

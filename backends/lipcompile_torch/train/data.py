@@ -163,8 +163,8 @@ def _joined(arrays: Mapping[str, Given], parts: Parts, *, whole: bool) -> dict[s
         if own and {*own.values()} <= arrays.keys() and is_free:
             if "y" in own:
                 raise DataError(
-                    f"y{suffix} has two meanings, an input and the labels: give x{suffix}, with the entries of all "
-                    f"inputs, {', '.join(own)}, one after another"
+                    f"y{suffix} has two meanings, an input and the labels: give x{suffix}, with the entries of "
+                    f"all inputs, {', '.join(own)}, one after another"
                 )
             named = {part: found.pop(key) for part, key in own.items()}
             found[name] = _one_input(named, parts, whole=whole)
@@ -185,11 +185,9 @@ def _one_input(given: Mapping[str, NDArray[Any]], parts: Parts, *, whole: bool) 
         array = given[part]
         if array.ndim == 0 or array.shape[1:] != shape:
             raise DataError(f"{part} has shape {array.shape}, but must be ({', '.join(map(str, ('N', *shape)))})")
-        array = array.reshape(len(array), math.prod(shape))
-        if whole:
-            rows.append(_whole(array.astype(np.uint8) if array.dtype == bool else array, f"entries of {part}"))
-        else:
-            rows.append(_numbers(array, f"entries of {part}"))
+        array, what = array.reshape(len(array), math.prod(shape)), f"entries of {part}"
+        array = array.astype(np.uint8) if whole and array.dtype == bool else array
+        rows.append(_whole(array, what) if whole else _numbers(array, what))
     if len({len(row) for row in rows}) > 1:
         raise DataError(f"{', '.join(given)} have different numbers of examples")
     return np.concatenate(rows, axis=1)
