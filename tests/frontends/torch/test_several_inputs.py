@@ -92,6 +92,32 @@ def test_texts_with_masks_are_clipped_example_by_example(mask: Tensor, tmp_path:
         assert torch.allclose(found[name].double(), gradient, rtol=2e-4, atol=2e-6 * whole(wanted)), name
 
 
+class Apart(nn.Module):
+    """Words of two inputs in one table, of one alone and of both together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, title: Tensor, text: Tensor) -> Tensor:
+        alone = torch.tanh(self.words(title).mean(1))
+        return self.head(alone * self.words(torch.cat([title, text], 1)).sum(1))  # type: ignore[no-any-return]
+
+
+def test_a_table_is_shared_by_an_input_and_by_joined_ones(tmp_path: Path) -> None:
+    given = {"title": IDS[:, :2], "text": IDS[:, 2:]}
+    net = Apart().eval()
+    module = compiled(net, given, tmp_path)
+    module.normaliser = 1.0
+    torch.testing.assert_close(module(**given), net(**given))
+    x, y = torch.cat([*given.values()], 1), torch.tensor([0, 1, 2, 0])
+    found, wanted = clipped(module, x, y), expected(module, x, y)
+    assert {name.rpartition(".")[2] for name in wanted} == {"table", "weight", "bias"}
+    for name, gradient in wanted.items():
+        assert torch.allclose(found[name].double(), gradient, rtol=2e-4, atol=2e-6 * whole(wanted)), name
+
+
 def test_what_a_model_of_language_keeps_is_left_out() -> None:
     net = Cached().eval()
     module = lipcompile.private(net, text(), bounds="clip")
