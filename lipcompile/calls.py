@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lipcompile.frontends.torch.outputs import Structure
 
     Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor | Sequence[int]] | Sequence[int]
-    Loss = Callable[[Tensor, Any], Tensor]
+    Loss = Callable[[Any, Any], Tensor]
 
 
 # Codes of operations without a rule. Gradients of whole modules need none.

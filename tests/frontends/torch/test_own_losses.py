@@ -160,7 +160,7 @@ def test_a_function_is_given_all_outputs_and_they_go_back() -> None:
     before, target = original(X), (Y, X[:, 0])
     module.normaliser = 6.0
     torch.testing.assert_close(module.criterion(module(X), target), of_heads(before, target))
-    clipped(module, X, target)
+    clipped(module, X, target)  # type: ignore[arg-type]
     for one in module.parameters():
         one.data.add_(0.1)
     changed = module.split_output(module(X))
