@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from importlib.util import find_spec
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,16 +41,26 @@ def signals(
     """
     from lipcompile.cli.shared.inputs import admissible, arrays_of
 
+    module = _instance(derivation, backend)
+    if module is None:
+        return None
+    assert derivation.analysis is not None
     try:
-        text = backend.emit(derivation)
-        assert derivation.analysis is not None
         choices = admissible(backend.audit, derivation.analysis.graph)
     except InputError:
         return None
-    with backend.signal.repeatable():  # a verdict must not change from call to call
-        module = instantiate(Path("measured.py"), text)
     examples = None if public is None else arrays_of(public, derivation.analysis.graph, backend)
     return backend.signal.measure(module, choices, noise_multiplier, batch, public=examples)
+
+
+def _instance(derivation: Derivation, backend: Backend, memory: Any = None) -> Any:
+    """Return the module of a derivation at its initial weights; None if the model leaves a number open."""
+    try:
+        text = backend.emit(derivation)
+    except InputError:
+        return None
+    with backend.signal.repeatable(memory):  # a verdict must not change from call to call
+        return instantiate(Path("measured.py"), text)
 
 
 def aim(target: float | None = None) -> Aim:
@@ -59,8 +69,8 @@ def aim(target: float | None = None) -> Aim:
         return Aim(target)
 
     def excess(graph: Graph) -> float | None:
-        found = _of_graph(graph)
-        return None if found is None else float(found.excess)
+        found = signals(_derivation(graph), find())
+        return None if found is None else float(found.total.excess)
 
     return Aim(measure=excess)
 
@@ -70,11 +80,16 @@ def gains(graph: Graph) -> Callable[[Graph], float | None] | None:
     size, entries = graph.size(), sum(prod(node.shape) for node in graph.nodes)
     if not measurable() or not isinstance(size, Fraction) or size > _LARGEST or entries > _LARGEST:
         return None
+    from lipcompile.cli.shared.inputs import admissible
+
+    backend = find()
+    memory = backend.signal.Memory()  # most changes leave most weights as they are
 
     def ratio(changed: Graph) -> float | None:
-        found = _of_graph(changed)
-        known = found is not None and found.noise > 0 and isfinite(found.mean) and isfinite(found.noise)
-        return float(found.mean / found.noise) if known else None
+        module = _instance(_derivation(changed), backend, memory)
+        if module is None:
+            return None
+        return backend.signal.mean_over_noise(module, admissible(backend.audit, changed))
 
     return ratio
 
@@ -84,12 +99,10 @@ def measurable() -> bool:
     return find_spec("torch") is not None
 
 
-def _of_graph(graph: Graph) -> Any:
-    """Measure the whole gradient of a changed model; None if it leaves a number open."""
-
+def _derivation(graph: Graph) -> Derivation:
+    """Return that of a changed model, without its growth with depth."""
     source = Source(graph.name, graph.name, "lip", "")
-    found = signals(Derivation(source, requirements(graph, ()), (), analyse(graph, with_depth=False)), find())
-    return None if found is None else found.total
+    return Derivation(source, requirements(graph, ()), (), analyse(graph, with_depth=False))
 
 
 def shown(found: Any, public: Path | None) -> Iterator[RenderableType]:
