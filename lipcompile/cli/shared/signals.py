@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from math import prod
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.analysis.requirements import requirements
-from lipcompile.analysis.sensitivity import analyse
+from lipcompile.analysis.sensitivity import numbers_alone
 from lipcompile.analysis.usefulness import Aim
 from lipcompile.core.backend import Backend, find, instantiate
 from lipcompile.core.derivation import Derivation, Source
@@ -54,13 +55,25 @@ def signals(
 
 
 def _instance(derivation: Derivation, backend: Backend, memory: Any = None) -> Any:
-    """Return the module of a derivation at its initial weights; None if the model leaves a number open."""
+    """Return the module of a derivation at its initial weights; None if the model leaves a number open.
+
+    Weights go into it as they are, not by way of its text: to write and read them takes longer than the rest.
+    """
+    assert derivation.analysis is not None
+    graph = derivation.analysis.graph
+    initial = {name: one.initial.copy() for name, one in graph.parameters.items() if one.initial is not None}
+    drawn = {name: replace(one, initial=None) for name, one in graph.parameters.items()}
+    bare = replace(derivation.analysis, graph=replace(graph, parameters=drawn))
     try:
-        text = backend.emit(derivation)
+        text = backend.emit(replace(derivation, analysis=bare))
     except InputError:
         return None
     with backend.signal.repeatable(memory):  # a verdict must not change from call to call
-        return instantiate(Path("measured.py"), text)
+        module = instantiate(Path("measured.py"), text)
+        if initial:
+            module.forget_certificates()  # as if these weights were its first
+            module.load_initial_weights(initial, drawn.keys() - initial.keys())
+    return module
 
 
 def aim(target: float | None = None) -> Aim:
@@ -100,9 +113,9 @@ def measurable() -> bool:
 
 
 def _derivation(graph: Graph) -> Derivation:
-    """Return that of a changed model, without its growth with depth."""
+    """Return that of a changed model, without its formulas: deriving these would take longer than to measure it."""
     source = Source(graph.name, graph.name, "lip", "")
-    return Derivation(source, requirements(graph, ()), (), analyse(graph, with_depth=False))
+    return Derivation(source, requirements(graph, ()), (), numbers_alone(graph))
 
 
 def shown(found: Any, public: Path | None) -> Iterator[RenderableType]:
