@@ -10,7 +10,14 @@ from lipcompile_torch.certify.constraints import Spectral
 from lipcompile_torch.certify.operators import Convolution, Dense
 from lipcompile_torch.certify.remembered import Memory, remembering
 
-KERNEL = Convolution((6, 6), (3, 3), padding=((1, 1), (1, 1)))
+
+
+def kernel(size: int) -> Convolution:
+    """A 3 × 3 kernel on size × size entries with padding: each entry is read through 9 taps at most."""
+    return Convolution((3, 3), (size, size), 9, 9, (1, 1), ((1, 1), (1, 1)), (1, 1))
+
+
+KERNEL = kernel(6)
 
 
 @pytest.fixture
@@ -50,7 +57,7 @@ def test_other_weights_and_maps_are_measured(stacks: list[object], other: str) -
         if other == "entry":
             weight.view(-1)[0] += 3
         elif other == "map":
-            operator = Convolution((7, 7), (3, 3), padding=((1, 1), (1, 1)))
+            operator = kernel(7)
         elif other == "dtype":
             weight = weight.double()
         else:
