@@ -144,7 +144,7 @@ def _frobenius(entries: Array) -> float:
 
 
 def _stack_estimate(maps: Array, _: float = 0.0) -> float:
-    """Return about the largest ‖map‖ over maps [N, rows, columns]: a largest Ritz value, from below but for rounding.
+    """Return about the largest ‖map‖ over maps [N, rows, columns]: a Ritz value, from below but for rounding.
 
     Lanczos' iteration, without the threads of BLAS: on many small matrices these cost more than the arithmetic.
     """

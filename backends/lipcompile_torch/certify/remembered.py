@@ -42,7 +42,7 @@ class Memory:
 
 
 class _Remembered:
-    """A norm that is measured only where it is asked for what is not known yet, of a copy that nobody writes to."""
+    """A norm of a copy that nobody writes to, measured where it is asked for what is not known yet."""
 
     def __init__(self, facts: _Facts, weight: Tensor, measure: Callable[[Tensor], Norm]) -> None:
         self._facts, self._weight, self._measure = facts, weight, measure

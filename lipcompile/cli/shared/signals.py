@@ -113,7 +113,7 @@ def measurable() -> bool:
 
 
 def _derivation(graph: Graph) -> Derivation:
-    """Return that of a changed model, without its formulas: deriving these would take longer than to measure it."""
+    """Return that of a changed model, without its formulas, which take longer than to measure it."""
     source = Source(graph.name, graph.name, "lip", "")
     return Derivation(source, requirements(graph, ()), (), numbers_alone(graph))
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from lipcompile_torch.certify import norms
 from lipcompile_torch.certify.constraints import Spectral
 from lipcompile_torch.certify.operators import Convolution, Dense
 from lipcompile_torch.certify.remembered import Memory, remembering
-
 
 
 def kernel(size: int) -> Convolution:
