@@ -99,10 +99,12 @@ def gains(graph: Graph) -> Callable[[Graph], float | None] | None:
     memory = backend.signal.Memory()  # most changes leave most weights as they are
 
     def ratio(changed: Graph) -> float | None:
-        module = _instance(_derivation(changed), backend, memory)
-        if module is None:
+        try:
+            choices = admissible(backend.audit, changed)
+        except InputError:
             return None
-        return backend.signal.mean_over_noise(module, admissible(backend.audit, changed))
+        module = _instance(_derivation(changed), backend, memory)
+        return None if module is None else backend.signal.mean_over_noise(module, choices)
 
     return ratio
 
