@@ -153,8 +153,8 @@ def _stack_estimate(maps: Array, _: float = 0.0) -> float:
     if not maps.size:
         return 0.0
     conjugate = maps.conj()
-    vector = np.random.default_rng(0).standard_normal(maps.shape[-1]).astype(maps.dtype)
-    vector = np.broadcast_to(vector / np.linalg.norm(vector), (len(maps), maps.shape[-1]))
+    vector: Array = np.random.default_rng(0).standard_normal((1, maps.shape[-1]))
+    vector = np.repeat(vector / np.linalg.norm(vector), len(maps), axis=0).astype(maps.dtype)
     previous, side = np.zeros_like(vector), np.zeros((len(maps), 1))
     tridiagonal = np.zeros((len(maps), _LOOKS, _LOOKS))
     for step in range(_LOOKS):

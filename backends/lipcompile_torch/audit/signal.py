@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..certify.remembered import Memory, remembering
+from ..certify.remembered import Memory as Memory
+from ..certify.remembered import remembering
 from ..certify.sums import per_example
 from ..noise.mechanism import allocate
 from ..train.data import Arrays

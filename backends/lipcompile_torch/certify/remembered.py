@@ -36,7 +36,7 @@ class Memory:
 
     def norm(self, operator: Hashable, weight: Tensor, measure: Callable[[Tensor], Norm]) -> Norm:
         """Return the norm of a weight on a processor, as `measure` would, by what is known of equal weights."""
-        entries = weight.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        entries = weight.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
         key = operator, weight.dtype, weight.shape, sha256(entries).digest()
         return _Remembered(self._known.setdefault(key, _Facts()), weight.detach().clone(), measure)
 

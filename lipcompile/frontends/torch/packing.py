@@ -76,7 +76,7 @@ class _Reached:
 
         reached = self
 
-        class Mode(TorchDispatchMode):
+        class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
                 found = func(*args, **(kwargs or {}))
                 if reached.any([args, kwargs]):
@@ -84,7 +84,7 @@ class _Reached:
                     reached._is_read |= not any(True for _ in _tensors(found)) and not func._schema.is_mutable
                 return found
 
-        with Mode():
+        with Mode():  # type: ignore[no-untyped-call]
             yield
 
 
@@ -99,4 +99,4 @@ def _storage(tensor: Tensor) -> Any:
     """Return what stands for the memory of a tensor, and for that of no later one."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    return StorageWeakRef(tensor.untyped_storage())
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lipcompile_torch.certify import norms
 from lipcompile_torch.certify.constraints import Spectral
-from lipcompile_torch.certify.operators import Convolution, Dense
+from lipcompile_torch.certify.operators import Convolution, Dense, Operator
 from lipcompile_torch.certify.remembered import Memory, remembering
 
 
@@ -48,7 +48,7 @@ def test_equal_weights_are_certified_once(stacks: list[object]) -> None:
 @pytest.mark.parametrize("other", ["entry", "map", "dtype", "shape"])
 def test_other_weights_and_maps_are_measured(stacks: list[object], other: str) -> None:
     weight = torch.randn(4, 4, 3, 3, generator=torch.Generator().manual_seed(0))
-    operator = KERNEL
+    operator: Operator = KERNEL
     with remembering(Memory()):
         before = Spectral().norm(weight, operator).bound
         made = len(stacks)
