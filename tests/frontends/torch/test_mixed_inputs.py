@@ -94,3 +94,10 @@ def test_a_table_of_both_kinds_is_trained_on(tmp_path: Path) -> None:
         Columns(), (x, y, x, y), tmp_path / "run", loss="cross_entropy", epsilon=8, delta=1e-3, epochs=1, how=how
     )
     assert result.epsilon <= 8
+
+
+def test_bytes_beside_real_numbers_are_no_categories() -> None:
+    """Images of bytes would be joined without being divided by 255."""
+    private = compiled(Columns(), CATEGORIES, NUMBERS)
+    with pytest.raises(ValueError, match=r"expected `categories` as floating point numbers, got torch\.uint8"):
+        private(CATEGORIES.to(torch.uint8), NUMBERS)
