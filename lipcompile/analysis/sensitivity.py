@@ -17,8 +17,8 @@ from lipcompile.numbers.simplify import extreme
 from lipcompile.numbers.symbolic import Formula, Symbolic
 
 
-def analyse(graph: Graph, *, with_depth: bool = True) -> Analysis:
-    """Derive every bound of `graph`, as a formula and as a certified number; with_depth: how they grow, too."""
+def analyse(graph: Graph) -> Analysis:
+    """Derive every bound of `graph`, as a formula and as a certified number, and how they grow with depth."""
     domain = Symbolic()
     formulas = derive(graph, domain)
     certified = Certified()
@@ -35,8 +35,30 @@ def analyse(graph: Graph, *, with_depth: bool = True) -> Analysis:
         loss_lipschitz=_bound(formulas.loss_lipschitz, numbers.loss_lipschitz),
         lipschitz=slope,
         total=_bound(formulas.total, numbers.total),
-        depth=growth(graph, numbers.slope) if with_depth else Depth(None),
+        depth=growth(graph, numbers.slope),
     )
+
+
+def numbers_alone(graph: Graph) -> Analysis:
+    """Derive the certified numbers of `graph`, without formulas or growth with depth: all that programs need."""
+    numbers = derive(graph, Certified())
+    known = {name: _number(k) for name, k in numbers.gradient.items()}
+    slope = _number(numbers.slope[graph.input.name])
+    return Analysis(
+        graph=graph,
+        numbers=numbers,
+        definitions=(),
+        layers=(),
+        parameters=known,
+        loss_lipschitz=_number(numbers.loss_lipschitz),
+        lipschitz=slope,
+        total=_number(numbers.total),
+        depth=Depth(None),
+    )
+
+
+def _number(number: Interval) -> Bound:
+    return Bound(None, finite(number.upper))
 
 
 def _layer(name: str, formulas: Bounds[Formula], numbers: Bounds[Interval]) -> LayerBounds:

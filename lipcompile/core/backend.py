@@ -136,13 +136,18 @@ class Robustness(Protocol):
 class Signal(Protocol):
     """Measures gradients of an emitted program."""
 
-    def repeatable(self) -> AbstractContextManager[None]:
-        """Draw the same initial weights every time meanwhile."""
+    Memory: type[Any]
+
+    def repeatable(self, memory: Any = None) -> AbstractContextManager[None]:
+        """Draw the same initial weights every time meanwhile; recall norms of theirs from a `Memory`."""
 
     def measure(
         self, module: Any, admissible: Any, noise_multiplier: float = 1.0, batch: int = 512, *, public: Any = None
     ) -> Any:
         """Return how large gradients are at the initial weights, beside the bounds."""
+
+    def mean_over_noise(self, module: Any, admissible: Any) -> float | None:
+        """Return the mean gradient over the noise there, as `measure` has it; None if it is not finite."""
 
 
 class Training(Protocol):

@@ -11,7 +11,7 @@ far below the largest one, and the rounding of the bound itself. Weights are fir
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -32,6 +32,7 @@ _SLACKS = (1e-9, 1e-7, 1e-5, 1e-3)  # distances above the guess at which a proof
 _EXACT_SIZE = 384  # up to here the dense eigenvalue solver makes the guess
 _FREQUENCY_FLOPS = 2e9  # above this, a convolution is bounded by its reshaped kernels alone
 _DIGITS = 9
+_LOOKS, _TINY = 12, 1e-300  # steps of the estimate, and the least divisor in one
 
 
 class Measured(NamedTuple):
@@ -56,6 +57,21 @@ def spectral_norm(matrix: Array) -> Measured:
     return Measured(_rounded_up(_stack_norm(scaled[None]), scale), "matrix")
 
 
+def spectral_estimate(matrix: Array) -> Fraction:
+    """Return about the largest singular value of a matrix: no bound of it, and far cheaper than one.
+
+    Raises ValueError if an entry is not finite.
+    """
+    scaled, scale = _normalised(matrix)
+    return Fraction(_stack_estimate(scaled[None])) * Fraction(2) ** scale
+
+
+def convolution_estimate(kernel: Array, windows: Sequence[Window], groups: int = 1) -> Fraction:
+    """Return about the bound of `convolution_norm`: no bound, and far cheaper than one; raises as that does."""
+    scaled, scale = _normalised(kernel)
+    return Fraction(_least(scaled, tuple(windows), groups, _stack_estimate)[0]) * Fraction(2) ** scale
+
+
 def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) -> Measured:
     """Return an upper bound of the operator norm of the convolution with kernel [F, C/groups, *k].
 
@@ -65,27 +81,36 @@ def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) 
        entry at most m = `reads` times.
     2. √(r·v)·‖reshape(K, C x Fk)‖: the map is a sum over taps of products of the reshaped kernel's columns with
        shifts; `taps` counts r·v (ops/counting.py).
-    3. The bound over frequencies: see `_frequency_norm`. With padding other than zeros, it is that of the map
+    3. The bound over frequencies: see `_frequency_maps`. With padding other than zeros, it is that of the map
        without padding on the padded input, times the norm of the padding: the root of `copies` an axis.
 
     Raises ValueError if an entry is not finite, or if kernel and windows do not belong together.
     """
-    windows = tuple(windows)
+    scaled, scale = _normalised(kernel)
+    smallest, method = _least(scaled, tuple(windows), groups, _stack_norm)
+    return Measured(_rounded_up(smallest, scale), method)
+
+
+# Returns the largest norm among the maps [N, rows, columns], each of which may be off by an error; or about that.
+_Largest = Callable[["Array", float], float]
+
+
+def _least(kernel: Array, windows: tuple[Window, ...], groups: int, largest: _Largest) -> tuple[float, str]:
+    """Return the smallest of the bounds of `convolution_norm`, and its map, by a way to find largest norms."""
     if kernel.shape[2:] != tuple(window.kernel for window in windows) or kernel.shape[0] % groups:
         raise ValueError(f"a kernel of shape {kernel.shape} does not fit {windows} and {groups} groups")
-    scaled, scale = _normalised(kernel)
-    grouped = scaled.reshape(groups, kernel.shape[0] // groups, kernel.shape[1], -1)
+    grouped = kernel.reshape(groups, kernel.shape[0] // groups, kernel.shape[1], -1)
     by_filter = grouped.reshape(groups, grouped.shape[1], -1)
     by_channel = grouped.swapaxes(1, 2).reshape(groups, grouped.shape[2], -1)
     bounds = [
-        (math.sqrt(reads(windows)) * _stack_norm(by_filter) * UP, "kernel, F × C·k"),
-        (math.sqrt(taps(windows)) * _stack_norm(by_channel) * UP, "kernel, C × F·k"),
+        (math.sqrt(reads(windows)) * largest(by_filter, 0.0) * UP, "kernel, F × C·k"),
+        (math.sqrt(taps(windows)) * largest(by_channel, 0.0) * UP, "kernel, C × F·k"),
     ]
     inner, repeats = _unpadded(windows)
     if _frequencies_pay(grouped.shape, inner):
-        bounds.append((math.sqrt(repeats) * _frequency_norm(scaled, inner, groups) * UP, "frequencies"))
-    smallest, method = min(bounds)
-    return Measured(_rounded_up(smallest, scale), method)
+        maps, error = _frequency_maps(kernel, inner, groups)
+        bounds.append((math.sqrt(repeats) * largest(maps, error) * UP, "frequencies"))
+    return min(bounds)
 
 
 def _gamma(terms: int) -> float:
@@ -118,21 +143,51 @@ def _frobenius(entries: Array) -> float:
     return float(np.linalg.norm(entries.reshape(-1))) * (1 + _gamma(entries.size)) * UP
 
 
+def _stack_estimate(maps: Array, _: float = 0.0) -> float:
+    """Return about the largest ‖map‖ over maps [N, rows, columns]: a Ritz value, from below but for rounding.
+
+    Lanczos' iteration, without the threads of BLAS: on many small matrices these cost more than the arithmetic.
+    """
+    import numpy as np
+
+    if not maps.size:
+        return 0.0
+    conjugate = maps.conj()
+    vector: Array = np.random.default_rng(0).standard_normal((1, maps.shape[-1]))
+    vector = np.repeat(vector / np.linalg.norm(vector), len(maps), axis=0).astype(maps.dtype)
+    previous, side = np.zeros_like(vector), np.zeros((len(maps), 1))
+    tridiagonal = np.zeros((len(maps), _LOOKS, _LOOKS))
+    for step in range(_LOOKS):
+        image = np.einsum("nij,nj->ni", maps, vector)
+        back = np.einsum("nij,ni->nj", conjugate, image) - side * previous
+        tridiagonal[:, step, step] = diagonal = np.linalg.norm(image, axis=-1) ** 2
+        back -= diagonal[:, None] * vector
+        side = np.linalg.norm(back, axis=-1, keepdims=True)
+        if step + 1 < _LOOKS:
+            tridiagonal[:, step + 1, step] = side[:, 0]  # the lower triangle is read
+        previous, vector = vector, back / np.maximum(side, _TINY)
+    return math.sqrt(max(float(np.linalg.eigvalsh(tridiagonal)[:, -1].max()), 0.0))
+
+
+def _grams(maps: Array) -> Array:
+    """Return the Gram matrices of maps [N, rows, columns] on the smaller side."""
+    import numpy as np
+
+    adjoint = maps.conj().swapaxes(-1, -2)
+    rows, columns = maps.shape[-2:]
+    return np.ascontiguousarray(maps @ adjoint if rows <= columns else adjoint @ maps)
+
+
 def _stack_norm(maps: Array, error: float = 0.0) -> float:
     """Return an upper bound of the largest ‖map + E‖ over maps [N, rows, columns] and ‖E‖ <= `error`.
 
     ‖A‖² = λ_max(A Aᴴ). The computed Gram matrix differs from the exact one by at most γ_k|A||A|ᴴ entry by entry,
     k the length of the products, hence by γ_k‖A‖_F² in norm.
     """
-    import numpy as np
-
-    rows, columns = maps.shape[-2:]
     largest = max((_frobenius(a) for a in maps), default=0.0)
     if largest == 0.0 or not maps.size:
         return error
-    adjoint = maps.conj().swapaxes(-1, -2)
-    grams = maps @ adjoint if rows <= columns else adjoint @ maps
-    eigenvalue = _largest_eigenvalue(np.ascontiguousarray(grams)) + _gamma(max(rows, columns)) * largest**2
+    eigenvalue = _largest_eigenvalue(_grams(maps)) + _gamma(max(maps.shape[-2:])) * largest**2
     return (min(math.sqrt(eigenvalue), largest) + error) * UP
 
 
@@ -224,8 +279,8 @@ def _frequencies_pay(grouped: tuple[int, ...], windows: Sequence[Window]) -> boo
     return flops <= _FREQUENCY_FLOPS and largest <= _FREQUENCY_FLOPS / 8
 
 
-def _frequency_norm(kernel: Array, windows: Sequence[Window], groups: int) -> float:
-    """Return the largest ‖K̂(ω)‖ over the frequencies of the grid of `_polyphase`, rounded up.
+def _frequency_maps(kernel: Array, windows: Sequence[Window], groups: int) -> tuple[Array, float]:
+    """Return the matrices K̂(ω) over the frequencies of the grid of `_polyphase`, and how far each may be off.
 
     The convolution is (restriction) ∘ (circulant) ∘ (embedding) with the outer two of norm <= 1, and the norm of
     a circulant is the largest among the matrices K̂(ω) [F, C·Πs] of its Fourier transform. The transform is a plain
@@ -240,7 +295,7 @@ def _frequency_norm(kernel: Array, windows: Sequence[Window], groups: int) -> fl
     transform = (np.cos(angles) + 1j * np.sin(angles)) @ form.T
     maps = transform.reshape(len(angles) * groups, kernel.shape[0] // groups, kernel.shape[1] * phases)
     error = math.sqrt(form.shape[1]) * _frobenius(kernel) * (_gamma(form.shape[1]) + _PHASE_ERROR)
-    return _stack_norm(maps, error)
+    return maps, error
 
 
 def _stride_one(kernel: Array, windows: Sequence[Window]) -> tuple[Array, Array]:

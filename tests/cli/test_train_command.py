@@ -412,6 +412,19 @@ def test_inputs_that_are_clipped_are_counted(capsys: Capture) -> None:
     assert "clipped to it" not in capsys.readouterr().err
 
 
+def test_entries_that_are_far_above_one_are_told_of(capsys: Capture) -> None:
+    """Images of 0 to 255: √((0² + 255²)/2) = 180.3. Divided by 255 they are as networks expect them."""
+    Path("model.lip").write_text("model net { input x: tensor[4]; dense(2); loss cross_entropy }")
+    x = np.tile(np.array([0, 255, 255, 0], dtype=np.float32), (40, 1))
+    for name, scale, told in (("large", 1, True), ("small", 255, False)):
+        np.savez("data.npz", x_train=x / scale, y_train=np.arange(40) % 2, x_test=x[:4], y_test=np.arange(4) % 2)
+        options = f"--bounds clip --epsilon 8 --delta 1e-3 --epochs 1 --output {name} --accountant rdp"
+        assert run(f"train model.lip --data data.npz --batch-size 5 {options}") == 0
+        said = capsys.readouterr().err
+        assert ("the entries of the examples are 180 in size" in said) is told
+        assert ("this figure is not private" in said) is told
+
+
 def test_glibc_is_told_to_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no other C library, which has no such option."""
     assert keep_freed_memory() is (platform.libc_ver()[0] == "glibc")

@@ -118,7 +118,7 @@ COVERED = {
 GUESSES = {
     f"{TORCH}/certify/norms.py": {"_lanczos", "guess_eigenvalue"},
     f"{TORCH}/certify/single_precision.py": {"_guess", "_ByTorch.guess"},
-    "lipcompile/ops/norms.py": {"_guess"},
+    "lipcompile/ops/norms.py": {"_guess", "_stack_estimate"},
     f"{TORCH}/native/kernels/spectra.c": {
         *("multiply", "inner", "add_multiple", "divide", "reaches_above", "largest_eigenvalue", "guess_block"),
     },

@@ -78,6 +78,26 @@ def test_three_axes() -> None:
     assert true <= float(norms.convolution_norm(kernel, windows).bound) <= 1.6 * true
 
 
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_an_estimate_is_near_the_bound_from_below(mode: Mode) -> None:
+    """Twelve steps find a largest singular value of at most twelve exactly, but for rounding."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        windows = random_windows(rng, 2, mode)
+        groups = int(rng.integers(1, 3))
+        kernel = rng.standard_normal((groups * int(rng.integers(1, 4)), 3, *(w.kernel for w in windows)))
+        bound = float(norms.convolution_norm(kernel, windows, groups).bound)
+        assert 0.999 * bound <= float(norms.convolution_estimate(kernel, windows, groups)) <= bound
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_an_estimate_of_a_matrix_is_near_its_norm_from_below(scale: float) -> None:
+    matrix = np.random.default_rng(0).standard_normal((200, 300))
+    true = float(np.linalg.svd(matrix, compute_uv=False)[0])
+    assert 0.95 * true <= float(norms.spectral_estimate(scale * matrix)) / scale <= true * (1 + 1e-12)
+    assert norms.spectral_estimate(0 * matrix) == 0
+
+
 def test_the_circular_grid_of_the_input_would_be_too_small() -> None:
     """A difference kernel on a short axis: the grid n misses the worst frequency, the grid n + k - 1 does not."""
     kernel = np.array([[[1.0, -1.0]]])

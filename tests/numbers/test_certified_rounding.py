@@ -100,7 +100,7 @@ def test_bounds_of_reshaped_kernels_are_rounded_up(monkeypatch: pytest.MonkeyPat
 
         def bound(number: float, shape: tuple[int, ...] = shape) -> float:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(norms, "_stack_norm", lambda maps: number if maps.shape == shape else math.inf)
+                patch.setattr(norms, "_stack_norm", lambda maps, _: number if maps.shape == shape else math.inf)
                 return float(norms.convolution_norm(np.ones((4, 2, 3)), windows).bound)
 
         each_is_needed(OFF, ONE_STEP, bound, lambda number: DIGITS.sqrt(3) * DIGITS.mpf(number), numbers)
@@ -110,12 +110,12 @@ def test_the_bound_over_frequencies_is_rounded_up(monkeypatch: pytest.MonkeyPatc
     """Of an axis padded by reflection, on which some entry stands twice."""
     monkeypatch.setattr(norms, "_rounded_up", lambda bound, _: bound)
     monkeypatch.setattr(norms, "_frequencies_pay", lambda *_: True)
-    monkeypatch.setattr(norms, "_stack_norm", lambda _: math.inf)
     windows = windows_of((5,), (3,), (1,), (1,), ((1, 1),), "reflect")
 
     def bound(number: float) -> float:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(norms, "_frequency_norm", lambda *_: number)
+            patch.setattr(norms, "_frequency_maps", lambda *_: (np.ones((1, 1, 1)), number))
+            patch.setattr(norms, "_stack_norm", lambda _, error: error or math.inf)
             return float(norms.convolution_norm(np.ones((1, 1, 3)), windows).bound)
 
     numbers = np.random.default_rng(0).uniform(0.5, 2, 40).tolist()
@@ -124,19 +124,12 @@ def test_the_bound_over_frequencies_is_rounded_up(monkeypatch: pytest.MonkeyPatc
 
 def test_the_error_of_a_transform_is_that_of_its_sums_and_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of three products, γ_3 of each, and cosines of angles up to 6π that are rounded a dozen times."""
-    found: list[float] = []
-
-    def noted(_: Array, error: float = 0.0) -> float:
-        found.append(error)
-        return 1.0
-
-    monkeypatch.setattr(norms, "_stack_norm", noted)
     windows = windows_of((5,), (3,), (1,), (1,), ((1, 1),))
-    norms._frequency_norm(np.ones((1, 1, 3)), windows, 1)
-    assert found[0] >= math.sqrt(3) * math.sqrt(3) * (12 * math.tau + 3) * UNIT
+    _, error = norms._frequency_maps(np.ones((1, 1, 3)), windows, 1)
+    assert error >= math.sqrt(3) * math.sqrt(3) * (12 * math.tau + 3) * UNIT
     monkeypatch.setattr(norms, "_PHASE_ERROR", 0.0)
-    norms._frequency_norm(np.ones((1, 1, 3)), windows, 1)
-    assert found[1] >= math.sqrt(3) * math.sqrt(3) * 3 * UNIT
+    _, error = norms._frequency_maps(np.ones((1, 1, 3)), windows, 1)
+    assert error >= math.sqrt(3) * math.sqrt(3) * 3 * UNIT
 
 
 def test_decimals_are_rounded_up() -> None:

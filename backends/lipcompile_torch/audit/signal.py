@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..certify.remembered import Memory as Memory
+from ..certify.remembered import remembering
 from ..certify.sums import per_example
 from ..noise.mechanism import allocate
 from ..train.data import Arrays
@@ -59,9 +61,13 @@ class Signals:
 
 
 @contextmanager
-def repeatable() -> Iterator[None]:
-    """Draw the same initial weights every time meanwhile, and leave torch's generator as it was."""
-    with torch.random.fork_rng(devices=[]):
+def repeatable(memory: Memory | None = None) -> Iterator[None]:
+    """Draw the same initial weights every time meanwhile, and leave torch's generator as it was.
+
+    Args:
+        memory: of norms of such weights, to be shared by all the programs that are to be measured.
+    """
+    with torch.random.fork_rng(devices=[]), remembering(memory):
         torch.default_generator.manual_seed(0)
         yield
 
@@ -85,16 +91,13 @@ def measure(
     """
     generator = torch.Generator().manual_seed(seed)
     examples = _examples(module, admissible, generator) if public is None else _drawn(module, public, generator)
-    bounds, sizes = module.gradient_bounds(), {name: p.numel() for name, p in module.named_parameters()}
-    found = [clipped_gradient(module, bounds, *example) for example in examples]
-    groups = [group.parameters for group in module.clips]
-    stds = allocate("global", bounds, sizes, noise_multiplier, groups)
+    noises = _noises(module, noise_multiplier, batch)
+    found = [clipped_gradient(module, noises, *example) for example in examples]
     signals = {}
-    for name, bound in bounds.items():
+    for name, bound in module.gradient_bounds().items():
         rows = torch.stack([gradients[name].flatten() for gradients in found])
-        noise = stds.get(name, 0.0) * math.sqrt(sizes[name]) / batch
         typical = float(rows.norm(dim=1).square().mean().sqrt())
-        signals[name] = Signal(bound, typical, float(rows.mean(0).norm()), noise)
+        signals[name] = Signal(bound, typical, float(rows.mean(0).norm()), noises[name])
     parts = signals.values()
     return Signals(
         signals,
@@ -105,6 +108,31 @@ def measure(
             math.hypot(*(one.noise for one in parts)),
         ),
     )
+
+
+def mean_over_noise(module: LipschitzModule, admissible: Admissible) -> float | None:
+    """Return the mean gradient over the noise of the whole gradient, as `measure` has it; None if not finite.
+
+    Where no gradient of an example is clipped, that of their mean loss is the mean: one backward pass for all.
+    """
+    if module.clips:
+        total = measure(module, admissible).total
+        mean, noise = total.mean, total.noise
+    else:
+        examples = _examples(module, admissible, torch.Generator().manual_seed(0))
+        x, target = (torch.cat(parts) for parts in zip(*examples, strict=True))
+        noises = _noises(module)
+        summed = clipped_gradient(module, noises, x, target).values()
+        mean = math.hypot(*(float(gradient.norm()) for gradient in summed)) / len(x)
+        noise = math.hypot(*noises.values())
+    return mean / noise if noise > 0 and math.isfinite(mean) and math.isfinite(noise) else None
+
+
+def _noises(module: LipschitzModule, noise_multiplier: float = 1.0, batch: int = 512) -> dict[str, float]:
+    """Return the expected norm of the noise on the mean of a batch, by parameter."""
+    bounds, sizes = module.gradient_bounds(), {name: p.numel() for name, p in module.named_parameters()}
+    stds = allocate("global", bounds, sizes, noise_multiplier, [group.parameters for group in module.clips])
+    return {name: stds.get(name, 0.0) * math.sqrt(sizes[name]) / batch for name in bounds}
 
 
 def _examples(
@@ -119,9 +147,8 @@ def _examples(
         if math.isfinite(module.input_norm):
             x = x / per_example(x.flatten(1).norm(dim=1), x) * module.input_norm
     with torch.no_grad():
-        outputs = module(x)
-    pairs = zip(torch.split(x, 1), torch.split(outputs, 1), strict=True)
-    return [(one, _target(output, admissible, generator)) for one, output in pairs]
+        output = module(x[:1])  # targets depend on its shape alone
+    return [(one, _target(output, admissible, generator)) for one in torch.split(x, 1)]
 
 
 def _drawn(module: LipschitzModule, public: Arrays, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from .ball import clip_norm
 from .norms import EuclideanNorm, Norm, guess_eigenvalue, normalised, power_above
 from .operators import Operator
+from .remembered import norm_of
 
 _MARGIN = 1e-7  # relative; far above what a certificate loses (1e-9), so a second projection changes nothing
 _PROVABLE_ROUNDING = 1e-4  # up to here the worst case of rounding is subtracted; beyond, the result is certified
@@ -95,7 +97,7 @@ class Constraint:
 
     def norm(self, weight: Tensor, operator: Operator) -> Norm:
         """Return the norm that is constrained."""
-        return operator.norm(weight)
+        return norm_of(operator, weight, operator.norm)
 
     def project(self, weight: Tensor, operator: Operator) -> Tensor:
         """Return a tensor of the same shape and dtype whose norm is certified to be at most ``bound``.
@@ -105,14 +107,14 @@ class Constraint:
         Raises:
             ValueError: an entry is not finite.
         """
-        return scale_into(weight, lambda tensor: self.norm(tensor, operator), self.bound)
+        return scale_into(weight, partial(self.norm, operator=operator), self.bound)
 
     def fill(self, weight: Tensor, operator: Operator) -> Tensor:
         """Scale ``weight`` up or down to norm ``bound``, as a start of training that lets signals through."""
         norm = self.norm(weight, operator)
         if norm.bound == 0.0:
             return weight
-        return _rescale(weight, norm, lambda tensor: self.norm(tensor, operator), self.bound, weight.dtype)
+        return _rescale(weight, norm, partial(self.norm, operator=operator), self.bound, weight.dtype)
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ class Orthogonal(Constraint):
         Raises:
             ValueError: an entry is not finite.
         """
-        norm = operator.norm(weight)
+        norm = self.norm(weight, operator)
         power = power_above(weight)
         if power == 0.0:
             return weight
@@ -246,7 +248,8 @@ class Orthogonal(Constraint):
             return weight
         nearest = _bjorck(blocks, gram, self.max_steps)
         nearest = (nearest if wide else nearest.mT).reshape(weight.shape)
-        return _rescale(nearest, operator.norm(nearest), operator.norm, 1.0, weight.dtype)
+        measure = partial(self.norm, operator=operator)
+        return _rescale(nearest, measure(nearest), measure, 1.0, weight.dtype)
 
     def _stays(self, blocks: Tensor, gram: Tensor, norm: Norm, eps: float) -> bool:
         """Whether projection has nothing to do, with tolerances wide enough to hold for its own results."""

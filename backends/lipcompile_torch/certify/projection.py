@@ -184,9 +184,20 @@ class Amortised:
         self.anchor = None
         # In float32 only what moves: a weight that was put at its bound by float64 would have to shrink.
         bound = self._scale(weight, before) if self._certificates > 2 and slack > 0 else math.inf
-        if not bound < math.inf:
-            bound = self._project(weight, room=wanted and slack > 0)
-        self.anchor = self._anchored(weight, bound, before) if wanted else None
+        if bound < math.inf:
+            self.anchor = self._anchored(weight, bound, before) if wanted else None
+        elif wanted:
+            self.anchor = self._anchored(weight, self._project(weight, room=slack > 0), before)
+        else:
+            self._projected(weight)
+
+    def _projected(self, weight: Tensor) -> bool:
+        """Project as the constraint says; return whether the weight had to move."""
+        projected = self.constraint.project(weight, self.operator)
+        if projected is weight:
+            return False
+        weight.copy_(projected)
+        return True
 
     def _project(self, weight: Tensor, room: bool) -> float:
         """Project as the constraint says; return a bound of the norm.
@@ -195,11 +206,7 @@ class Amortised:
             room: a weight that has to be scaled is scaled by a little more, so that an anchor in half precision
                 will do.
         """
-        projected = self.constraint.project(weight, self.operator)
-        scaled = projected is not weight
-        if scaled:
-            weight.copy_(projected)
-        del projected  # the next line needs the memory
+        scaled = self._projected(weight)
         # Measured also after scaling: a weight that is only known to be at the bound has no room to stay there.
         bound = min(self.operator.norm(weight).bound, self.constraint.bound)
         if not scaled or not room or isinstance(self.constraint, Orthogonal):

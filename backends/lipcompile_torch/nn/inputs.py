@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -29,7 +30,8 @@ def joined(
 
     Raises:
         TypeError: an input is missing, given twice, or unknown; or no tensor.
-        ValueError: another shape, batches of different sizes, or another kind of numbers.
+        ValueError: another shape, batches of different sizes, another kind of numbers, or whole numbers that the
+            real ones beside them round.
 
     Formal guarantees: row i is made of row i of each input.
     """
@@ -41,6 +43,7 @@ def joined(
     given |= kwargs
     leading = 2 if views else 1
     rows, sizes = [], {}
+    mixed = any(isinstance(x, Tensor) and x.is_floating_point() for x in given.values())
     for name, shape in parts.items():
         x = given[name]
         if not isinstance(x, Tensor):
@@ -50,7 +53,8 @@ def joined(
             raise ValueError(f"expected `{name}` of shape [{expected}], got {tuple(x.shape)}")
         if tokens and (x.is_floating_point() or x.is_complex()):
             raise ValueError(f"expected `{name}` as tokens of an integer dtype, got {x.dtype}")
-        if not tokens and not x.is_floating_point():  # else joining would convert it unasked
+        # Else joining would convert it unasked; categories beside real numbers are meant to be.
+        if not tokens and not x.is_floating_point() and (x.dtype == torch.uint8 or not mixed):
             raise ValueError(f"expected `{name}` as floating point numbers, got {x.dtype}: convert and scale it")
         sizes[name] = x.shape[:leading]
         # The size is said, since of an empty batch it cannot be inferred.
@@ -58,7 +62,20 @@ def joined(
     if len({*sizes.values()}) > 1:
         shown = ", ".join(f"{name} {' × '.join(map(str, size))}" for name, size in sizes.items())
         raise ValueError(f"the inputs have batches of different sizes: {shown}")
-    return torch.cat(rows, leading)
+    return torch.cat(rows if tokens else _of_one_kind(parts, rows), leading)
+
+
+def _of_one_kind(names: Iterable[str], rows: Sequence[Tensor]) -> list[Tensor]:
+    """Return inputs as they are, or whole numbers beside real ones as real numbers.
+
+    Raises:
+        ValueError: the real numbers do not hold one of the whole numbers, which would become another.
+    """
+    kind = reduce(torch.promote_types, (row.dtype for row in rows))
+    for name, row in zip(names, rows, strict=True):
+        if not row.is_floating_point() and bool((row.to(kind).to(row.dtype) != row).any()):
+            raise ValueError(f"`{name}` holds whole numbers that {kind} rounds: give the real inputs as float32")
+    return [row.to(kind) for row in rows]
 
 
 def _told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

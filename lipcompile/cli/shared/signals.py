@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.analysis.requirements import requirements
-from lipcompile.analysis.sensitivity import analyse
+from lipcompile.analysis.sensitivity import numbers_alone
 from lipcompile.analysis.usefulness import Aim
 from lipcompile.core.backend import Backend, find, instantiate
 from lipcompile.core.derivation import Derivation, Source
@@ -41,16 +42,38 @@ def signals(
     """
     from lipcompile.cli.shared.inputs import admissible, arrays_of
 
+    module = _instance(derivation, backend)
+    if module is None:
+        return None
+    assert derivation.analysis is not None
     try:
-        text = backend.emit(derivation)
-        assert derivation.analysis is not None
         choices = admissible(backend.audit, derivation.analysis.graph)
     except InputError:
         return None
-    with backend.signal.repeatable():  # a verdict must not change from call to call
-        module = instantiate(Path("measured.py"), text)
     examples = None if public is None else arrays_of(public, derivation.analysis.graph, backend)
     return backend.signal.measure(module, choices, noise_multiplier, batch, public=examples)
+
+
+def _instance(derivation: Derivation, backend: Backend, memory: Any = None) -> Any:
+    """Return the module of a derivation at its initial weights; None if the model leaves a number open.
+
+    Weights go into it as they are, not by way of its text: to write and read them takes longer than the rest.
+    """
+    assert derivation.analysis is not None
+    graph = derivation.analysis.graph
+    initial = {name: one.initial.copy() for name, one in graph.parameters.items() if one.initial is not None}
+    drawn = {name: replace(one, initial=None) for name, one in graph.parameters.items()}
+    bare = replace(derivation.analysis, graph=replace(graph, parameters=drawn))
+    try:
+        text = backend.emit(replace(derivation, analysis=bare))
+    except InputError:
+        return None
+    with backend.signal.repeatable(memory):  # a verdict must not change from call to call
+        module = instantiate(Path("measured.py"), text)
+        if initial:
+            module.forget_certificates()  # as if these weights were its first
+            module.load_initial_weights(initial, drawn.keys() - initial.keys())
+    return module
 
 
 def aim(target: float | None = None) -> Aim:
@@ -59,8 +82,8 @@ def aim(target: float | None = None) -> Aim:
         return Aim(target)
 
     def excess(graph: Graph) -> float | None:
-        found = _of_graph(graph)
-        return None if found is None else float(found.excess)
+        found = signals(_derivation(graph), find())
+        return None if found is None else float(found.total.excess)
 
     return Aim(measure=excess)
 
@@ -70,11 +93,18 @@ def gains(graph: Graph) -> Callable[[Graph], float | None] | None:
     size, entries = graph.size(), sum(prod(node.shape) for node in graph.nodes)
     if not measurable() or not isinstance(size, Fraction) or size > _LARGEST or entries > _LARGEST:
         return None
+    from lipcompile.cli.shared.inputs import admissible
+
+    backend = find()
+    memory = backend.signal.Memory()  # most changes leave most weights as they are
 
     def ratio(changed: Graph) -> float | None:
-        found = _of_graph(changed)
-        known = found is not None and found.noise > 0 and isfinite(found.mean) and isfinite(found.noise)
-        return float(found.mean / found.noise) if known else None
+        try:
+            choices = admissible(backend.audit, changed)
+        except InputError:
+            return None
+        module = _instance(_derivation(changed), backend, memory)
+        return None if module is None else backend.signal.mean_over_noise(module, choices)
 
     return ratio
 
@@ -84,12 +114,10 @@ def measurable() -> bool:
     return find_spec("torch") is not None
 
 
-def _of_graph(graph: Graph) -> Any:
-    """Measure the whole gradient of a changed model; None if it leaves a number open."""
-
+def _derivation(graph: Graph) -> Derivation:
+    """Return that of a changed model, without its formulas, which take longer than to measure it."""
     source = Source(graph.name, graph.name, "lip", "")
-    found = signals(Derivation(source, requirements(graph, ()), (), analyse(graph, with_depth=False)), find())
-    return None if found is None else found.total
+    return Derivation(source, requirements(graph, ()), (), numbers_alone(graph))
 
 
 def shown(found: Any, public: Path | None) -> Iterator[RenderableType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
 import re
 import sys
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 
 LARGEST_DEFAULT_BATCH = 512
+# Sizes of entries that are worth a note: those of images of 0 to 255 are near 100, of columns in dollars above.
+_LARGE = 10
 
 # Exceptions of a training that the user can fix, by their codes.
 _BY_USERS: Mapping[str, tuple[type[Exception], ...]] = {
@@ -109,6 +112,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
         module = drawn(run.output / MODULE, text, settings.get("seed"))
         check_targets(module, arrays)
         tell_clipped(module, arrays.x_train)
+        tell_large(module, arrays.x_train)
         config = backend.training.TrainConfig(output=run.output, **settings)
         with plain_warnings(), watch:
             return backend.training.train(module, arrays, config, watch)
@@ -237,17 +241,12 @@ def check_targets(module: Any, arrays: Any) -> None:
 
 def tell_clipped(module: Any, inputs: NDArray[Any]) -> None:
     """Say on stderr how many examples [N, …] are longer than the module lets them be, and lose what is beyond."""
-    from math import prod
-
     import numpy as np
 
-    if module.input_tokens or module.input_trusted:
+    if module.input_tokens or module.input_trusted or math.isinf(module.input_norm):
         return
-    # Pieces of at most 32 MiB in float64: the data may be nearly as large as memory.
-    rows = max(1, 2**22 // prod(inputs.shape[1:]))
-    pieces = (inputs[i : i + rows].reshape(-1, prod(inputs.shape[1:])) for i in range(0, len(inputs), rows))
     limit = module.input_norm * (1 + 1e-6)
-    clipped = sum(int((np.linalg.norm(piece.astype(np.float64), axis=1) > limit).sum()) for piece in pieces)
+    clipped = sum(int((np.linalg.norm(piece, axis=1) > limit).sum()) for piece in _pieces(inputs))
     if clipped:
         share = f"{clipped / len(inputs):.0%}" if clipped >= 0.01 * len(inputs) else "below 1%"
         click.echo(
@@ -255,6 +254,34 @@ def tell_clipped(module: Any, inputs: NDArray[Any]) -> None:
             "(this figure is not private); scale the inputs by public constants, or raise the input norm",
             err=True,
         )
+
+
+def tell_large(module: Any, inputs: NDArray[Any]) -> None:
+    """Say on stderr if the entries of examples [N, …] that nothing scales are far above what networks expect.
+
+    Of several inputs some may be categories, whose numbers say nothing.
+    """
+    import numpy as np
+
+    if module.input_tokens or module.input_parts or math.isfinite(module.input_norm) or not inputs.size:
+        return
+    typical = math.sqrt(sum(float(np.square(piece).sum()) for piece in _pieces(inputs)) / inputs.size)
+    if typical > _LARGE:
+        click.echo(
+            f"note: the entries of the examples are {typical:.3g} in size (root mean square; this figure is not "
+            "private), and networks learn most from entries near 1: divide by a public constant, such as 255",
+            err=True,
+        )
+
+
+def _pieces(inputs: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield examples [n, entries] of at most 32 MiB in float64: the data may be nearly as large as memory."""
+    import numpy as np
+
+    entries = math.prod(inputs.shape[1:])
+    rows = max(1, 2**22 // max(1, entries))
+    for start in range(0, len(inputs), rows):
+        yield inputs[start : start + rows].reshape(-1, entries).astype(np.float64)
 
 
 @contextmanager

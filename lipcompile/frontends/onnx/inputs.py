@@ -51,8 +51,7 @@ def sources(graph: GraphProto, given: Mapping[str, Shape]) -> list[Source]:
         whole, reals = ([source.name for source in found if source.tokens == kind] for kind in (True, False))
         shown = [", ".join(f"`{name}`" for name in names) for names in (whole, reals)]
         message = f"whole numbers, {shown[0]}, beside inputs of real numbers, {shown[1]}, are not yet supported"
-        name = whole[0]
-        help_line = f"give real numbers, {name}.float(), and let `forward` begin with {name}.long()"
+        help_line = "a torch module may have both under bounds by clip, without an input norm"
         raise Refusal("LIP105", message, help_line)
     return found
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import cached_property
 from math import isqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lipcompile.core.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.core.names import identifier
@@ -28,6 +28,8 @@ from lipcompile.ops.conv.rules import WINDOWS, gathered
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from lipcompile.ops.counting import Window
+
     Array = NDArray[Any]
 
 # A name that people give; exporters end theirs in numbers.
@@ -35,7 +37,9 @@ _GIVEN = re.compile(r"(?!.*(?:^|_)\d+$)[A-Za-z]\w*(?:\.\w+)*", re.ASCII)
 
 Key = tuple[frozenset[str], tuple[Hashable, ...]]
 
-ONE = Fraction(1)
+T = TypeVar("T")
+
+ZERO, ONE = Fraction(0), Fraction(1)
 # `keep` leaves room for the projection, which certifies by other means, to find the imported weight inside.
 HEADROOM = 1 + Fraction(1, 2**20)
 # Norms above the bound by less than this are rounding, not news.
@@ -320,19 +324,22 @@ def _roomy(norm: Fraction) -> Fraction:
 
 
 def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
-    """Return why the tensor is outside its constraint, or the empty string."""
-    stored = use.length
+    """Return why the tensor is outside its constraint, or the empty string.
+
+    A warning needs no proof: operator norms are estimated, as a certificate of each takes longer than the import.
+    """
+    stored, shown = use.length, _shown
     if kind in ("box", "rows"):
         norm = _stored_norm(kind, array)
     elif kind in ("frobenius", "ball"):
         norm = stored
     elif stored * gathered(use.op.name, use.site) <= bound:
-        norm = Fraction(0)
+        norm = ZERO
     else:
-        measured = _norm(use, array)
-        norm = Fraction(0) if measured is None else measured.bound
+        norm = _of_map(use, array, norms.spectral_estimate, norms.convolution_estimate) or ZERO
+        shown = _roughly
     if norm > bound * TOLERANCE:
-        return f"has norm {_shown(norm)}, outside its constraint of {text(bound)}: it will be scaled down"
+        return f"has norm {shown(norm)}, outside its constraint of {text(bound)}: it will be scaled down"
     if kind == "orthogonal":
         groups = use.attributes.groups if use.op.name in WINDOWS else 1
         wanted = (groups * min(array.shape[0] // groups, array[0].size)) ** 0.5
@@ -343,17 +350,24 @@ def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
 
 def _norm(use: Use, array: Array) -> norms.Measured | None:
     """Return the certified norm of the weight as the map it is; None where the builder will refuse it."""
+    return _of_map(use, array, norms.spectral_norm, norms.convolution_norm)
+
+
+def _of_map(
+    use: Use, array: Array, matrix: Callable[[Array], T], convolution: Callable[[Array, Sequence[Window], int], T]
+) -> T | None:
+    """Return what is asked of the weight as the map it is; None where the builder will refuse it."""
     if not _is_finite(array) or array.size == 0:
         return None
     if use.op.name not in WINDOWS:
-        return norms.spectral_norm(array) if array.ndim == 2 else None
+        return matrix(array) if array.ndim == 2 else None
     try:
         site = use.site
     except Refusal:
         return None
     if array.shape != use.op.parameter("weight").shape(use.attributes, (use.example,)):
         return None
-    return norms.convolution_norm(array, WINDOWS[use.op.name](site), use.attributes.groups)
+    return convolution(array, WINDOWS[use.op.name](site), use.attributes.groups)
 
 
 def _stored_norm(kind: str, array: Array) -> Fraction:
@@ -372,6 +386,11 @@ def _is_finite(array: Array) -> bool:
     import numpy as np
 
     return bool(np.isfinite(array).all())
+
+
+def _roughly(norm: Fraction) -> str:
+    """Write an estimate with the digits that are right as a rule."""
+    return f"about {float(norm):.3g}" if norm < 10**300 else "above 1e300"
 
 
 def _shown(norm: Fraction) -> str:

@@ -135,9 +135,24 @@ def _is_same(program: ExportedProgram, other: ExportedProgram) -> bool:
 
 
 def _operations(program: ExportedProgram) -> list[tuple[str, ...]]:
+    """Return what is done in order, operands by their places, without what nobody reads and writes nothing."""
+    from torch.fx.node import map_arg
+
+    nodes, read = list(program.graph.nodes), set[Any]()
+    for node in reversed(nodes):
+        if node in read or not _is_pure(node):
+            read.update((node, *node.all_input_nodes))
+    places = {node: f"%{place}" for place, node in enumerate(node for node in nodes if node in read)}
     return [
-        (node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs)) for node in program.graph.nodes
+        (node.op, str(node.target), repr(map_arg((node.args, node.kwargs), places.__getitem__))) for node in places
     ]
+
+
+def _is_pure(node: Any) -> bool:
+    """Whether a traced step only returns a result: an operator of Python, or one that writes nothing."""
+    schema = getattr(node.target, "_schema", None)
+    known = schema is not None or getattr(node.target, "__module__", "") == "_operator"
+    return node.op == "call_function" and known and not (node.is_impure() or getattr(schema, "is_mutable", False))
 
 
 def _has_same_constants(made: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

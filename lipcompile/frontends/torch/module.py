@@ -23,6 +23,7 @@ from lipcompile.frontends.torch.computed import computed_weights
 from lipcompile.frontends.torch.cut import changed_gradients, noted
 from lipcompile.frontends.torch.draws import refuse_draws_in_evaluation
 from lipcompile.frontends.torch.find import find, summary
+from lipcompile.frontends.torch.kinds import in_real_numbers
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
 from lipcompile.frontends.torch.tracing import (
     Example,
@@ -126,6 +127,10 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     try:
         with without_rows_of_padding(rows), noted() as seen:
             program, taken = traced(module, examples)
+            if options.clips_all and options.input_norm is None:  # no example is scaled: whole numbers stay whole
+                module, real = in_real_numbers(module, taken)
+                if real is not taken:
+                    program, taken = traced(module, real)
         is_open = has_open_batch(program)
         loaded, model = imported(program, options.repairs)
         if loaded.graph is not None and not is_open:

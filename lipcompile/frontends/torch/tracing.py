@@ -18,6 +18,7 @@ from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.branches import Branches, differing
 from lipcompile.frontends.torch.find import place_of, summary
+from lipcompile.frontends.torch.packing import without_packing
 from lipcompile.frontends.torch.rewritten import rewritten
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
         rewritten(),
         _out_of_place(module),
         without_cache(module),
+        without_packing(module, args, kwargs),
         _spelled_out(module, len(args), kwargs),
         opt_einsum.flags(enabled=False),
     ):

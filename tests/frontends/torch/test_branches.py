@@ -76,6 +76,14 @@ def many(h: Tensor) -> Tensor:
     return h
 
 
+def written(h: Tensor) -> Tensor:
+    """What only one way computes is read nowhere, but it is written into what is."""
+    h = h.relu()
+    if h.shape[0] != 1:
+        h.mul_(2)
+    return h
+
+
 DIFFERENT: dict[str, Then] = {
     "more than one": lambda h: h.relu() if h.shape[0] > 1 else h.tanh(),
     "one": lambda h: h.tanh() if h.shape[0] == 1 else h.relu(),
@@ -92,6 +100,7 @@ DIFFERENT: dict[str, Then] = {
     "squeezed": squeezed,
     "caught": caught,
     "second": second,
+    "written": written,
     "too many": many,
 }
 
@@ -121,7 +130,16 @@ def named(h: Tensor) -> Tensor:
     return h.relu() if name else h.tanh()
 
 
+def expanded(h: Tensor) -> Tensor:
+    """What only one way computes is read nowhere, as where transformers expands positions that it does not use."""
+    shift = torch.arange(4.0)[None]
+    if h.shape[0] != 1:
+        shift = shift.expand(h.shape[0], -1)
+    return h.relu()
+
+
 SAME: dict[str, Then] = {
+    "expanded": expanded,
     "asserted": asserted,
     "named": named,
     "length": lambda h: h.view(len(h), 2, 2).flatten(1).relu(),

@@ -227,7 +227,7 @@ def test_numbers_beside_tokens_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"whole numbers, `ids`, `kinds`, beside .*, `mask`, are not yet supported"
     ):
-        lipcompile.private(Text(), text(MASK.float()), bounds="clip")
+        lipcompile.private(Text(), text(MASK.float()), bounds="clip", input_norm=9)
 
 
 @pytest.mark.filterwarnings("ignore:a fixed seed makes")

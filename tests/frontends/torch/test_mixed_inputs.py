@@ -1,0 +1,103 @@
+"""Whole numbers beside real ones: categories through tables, and numbers of a table, in one module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lipcompile
+from lipcompile import InputError
+from tests.torch.clip_nets import clipped, expected, whole
+
+CATEGORIES = torch.tensor([[0, 3], [6, 0], [2, 1], [5, 2]])
+NUMBERS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+KNOWN = NUMBERS > 0
+
+
+class Columns(nn.Module):
+    """As models of tables are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Embedding(7, 3), nn.Embedding(4, 2)
+        self.hidden, self.head = nn.Linear(3 + 2 + 5, 8), nn.Linear(8, 3)
+
+    def forward(self, categories: Tensor, numbers: Tensor) -> Tensor:
+        rows = [self.first(categories[:, 0]), self.second(categories[:, 1]), numbers]
+        found: Tensor = self.head(self.hidden(torch.cat(rows, 1)).relu())
+        return found
+
+
+class Missing(Columns):
+    """Some numbers are not known."""
+
+    def forward(self, categories: Tensor, numbers: Tensor, known: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(categories, torch.where(known, numbers, 0.0))
+
+
+def compiled(module: nn.Module, *inputs: Tensor, **options: Any) -> Any:
+    names = ("categories", "numbers", "known")
+    return lipcompile.private(module, dict(zip(names, inputs, strict=False)), bounds="clip", **options).eval()
+
+
+@pytest.mark.parametrize(("kind", "inputs"), [(Columns, 2), (Missing, 3)])
+def test_a_module_of_both_kinds_is_called_as_before(kind: type[Columns], inputs: int) -> None:
+    given = (CATEGORIES, NUMBERS, KNOWN)[:inputs]
+    module = kind().eval()
+    before = type(module), {name: value.clone() for name, value in module.state_dict().items()}
+    private = compiled(module, *given)
+    torch.testing.assert_close(private(*given), module(*given))
+    torch.testing.assert_close(
+        private(numbers=NUMBERS, **dict(zip(("categories", "known"), given[::2], strict=False))), module(*given)
+    )
+    assert type(module) is before[0]
+    assert module.state_dict().keys() == before[1].keys()
+    assert all(torch.equal(value, before[1][name]) for name, value in module.state_dict().items())
+
+
+def test_each_gradient_is_clipped_as_one() -> None:
+    private = compiled(Columns(), CATEGORIES, NUMBERS, clip_length=0.1).train()
+    x = torch.cat([CATEGORIES.to(NUMBERS.dtype), NUMBERS], 1)
+    y = torch.tensor([0, 1, 2, 1])
+    found = clipped(private, x, y)
+    wanted = expected(private, x, y)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name].double(), gradient.double())
+    assert whole(found) <= 0.1 * len(x) * (1 + 1e-6)
+
+
+def test_whole_numbers_that_real_ones_would_round_are_refused() -> None:
+    private = compiled(Columns(), CATEGORIES, NUMBERS)
+    with pytest.raises(ValueError, match=r"`categories` holds whole numbers that torch\.float16 rounds"):
+        private(CATEGORIES + 2048, NUMBERS.half())
+
+
+@pytest.mark.parametrize("options", [{"bounds": "theorem", "input_norm": 1}, {"bounds": "clip", "input_norm": 1}])
+def test_where_examples_are_scaled_both_kinds_are_refused(options: dict[str, Any]) -> None:
+    """A norm is clipped by a factor, which would make other categories."""
+    with pytest.raises(InputError) as refused:
+        lipcompile.private(Columns(), {"categories": CATEGORIES, "numbers": NUMBERS}, **options)
+    assert "LIP105" in {found.code for found in refused.value.diagnostics}
+
+
+def test_a_table_of_both_kinds_is_trained_on(tmp_path: Path) -> None:
+    x = {"categories": CATEGORIES.repeat(16, 1).numpy(), "numbers": NUMBERS.repeat(16, 1).numpy()}
+    y = CATEGORIES[:, 0].remainder(3).repeat(16).numpy()
+    how = {"accountant": "rdp"}
+    result = lipcompile.train(
+        Columns(), (x, y, x, y), tmp_path / "run", loss="cross_entropy", epsilon=8, delta=1e-3, epochs=1, how=how
+    )
+    assert result.epsilon <= 8
+
+
+def test_bytes_beside_real_numbers_are_no_categories() -> None:
+    """Images of bytes would be joined without being divided by 255."""
+    private = compiled(Columns(), CATEGORIES, NUMBERS)
+    with pytest.raises(ValueError, match=r"expected `categories` as floating point numbers, got torch\.uint8"):
+        private(CATEGORIES.to(torch.uint8), NUMBERS)
