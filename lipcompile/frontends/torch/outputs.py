@@ -42,26 +42,24 @@ def joined(module: Module) -> Iterator[list[Structure]]:
     import torch
     from torch.utils import _pytree
 
-    seen: list[Structure] = []
-    own, forward = vars(module).get("forward"), module.forward
+    kind, seen = type(module), list[Structure]()
 
-    @wraps(forward)
-    def joining(*args: Any, **kwargs: Any) -> Any:
-        returned = forward(*args, **kwargs)
+    @wraps(kind.forward)
+    def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
+        returned = kind.forward(self, *args, **kwargs)
         tensors, nesting = _pytree.tree_flatten(returned)
         if len(tensors) < 2 or not all(_is_rows(one) for one in tensors):
             return returned
         seen.append(Structure(nesting, tuple(tuple(map(int, one.shape[1:])) for one in tensors)))
         return torch.cat([one.reshape(one.shape[0], prod(one.shape[1:])) for one in tensors], 1)
 
-    module.forward = joining
+    # Of the class, as copies of the module keep it.
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, **names})
     try:
         yield seen
     finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
+        module.__class__ = kind
 
 
 def _is_rows(value: Any) -> bool:

@@ -156,7 +156,7 @@ def of_heads(output: dict[str, Tensor], target: Any) -> Tensor:
 def test_a_function_is_given_all_outputs_and_they_go_back() -> None:
     original = TwoHeads()
     module = lipcompile.private(original, [4], loss=of_heads)
-    assert "forward" not in vars(original)
+    assert type(original) is TwoHeads
     before, target = original(X), (Y, X[:, 0])
     module.normaliser = 6.0
     torch.testing.assert_close(module.criterion(module(X), target), of_heads(before, target))
@@ -169,6 +169,24 @@ def test_a_function_is_given_all_outputs_and_they_go_back() -> None:
     assert not torch.allclose(changed["kind"], before["kind"])
     lipcompile.load_trained(original, module, [4])
     torch.testing.assert_close(original(X), dict(changed))
+
+
+def test_inputs_of_both_kinds_may_have_several_outputs() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names, self.layer = nn.Embedding(5, 2), nn.Linear(6, 4)
+
+        def forward(self, names: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+            found = self.layer(torch.cat([self.names(names), numbers], 1))
+            return found[:, :3], found[:, 3:]
+
+    original, names = Table(), torch.arange(6) % 5
+    example = {"names": names, "numbers": X}
+    module = lipcompile.private(
+        original, example, loss=lambda o, t: F.cross_entropy(o[0], t) + o[1].square().sum()
+    )
+    torch.testing.assert_close(module.split_output(module(names, X)), original(names, X))
 
 
 @pytest.mark.parametrize(
