@@ -38,7 +38,15 @@ def loss_text(loss: Callable[..., Any]) -> str | None:
     if any(parameter.requires_grad for parameter in loss.parameters()):
         message = "the loss has parameters, which no optimizer here trains privately"
         raise input_error("LIP210", message, "put them into the module, or freeze them")
-    return _of_module(loss)
+    return _of_module(loss) if _is_plain(loss) else None
+
+
+def _is_plain(loss: Any) -> bool:
+    """Whether a module computes what its class of torch does: it is of no subclass, and nothing is added to it."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    kept = vars(loss)
+    is_changed = "forward" in kept or any(kept.get(name) for name in hooks)
+    return type(loss).__module__ == "torch.nn.modules.loss" and not is_changed
 
 
 def _of_module(loss: Any) -> str | None:

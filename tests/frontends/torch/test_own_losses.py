@@ -66,6 +66,29 @@ def test_losses_of_torch_have_names(loss: Any, text: str | None) -> None:
     assert loss_text(loss) == text
 
 
+class Tripled(nn.MSELoss):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002  (the name of torch)
+        return 3 * super().forward(input, target)
+
+
+def with_hook(loss: nn.Module) -> nn.Module:
+    loss.register_forward_hook(lambda _module, _given, found: 3 * found)
+    return loss
+
+
+def patched(loss: nn.Module) -> nn.Module:
+    loss.forward = lambda output, target: 3 * F.mse_loss(output, target)  # type: ignore[method-assign]
+    return loss
+
+
+@pytest.mark.parametrize("loss", [Tripled(), with_hook(nn.MSELoss()), patched(nn.MSELoss())])
+def test_a_loss_of_torch_that_was_changed_is_a_function(loss: nn.Module) -> None:
+    module = private(loss)
+    output, target = module(X), X[:, :3]
+    by_hand = 3 * (output - target).square().mean(1)
+    torch.testing.assert_close(module.per_example_loss(output, target), by_hand)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "outputs", "targets"),
