@@ -313,10 +313,12 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
 
     The targets are a tensor [B, …], or a tuple or a mapping of some.
 
-    Formal guarantees: no loss depends on another example. No Lipschitz constant is known.
+    Formal guarantees: no loss depends on another example, if the function depends on its arguments alone, and no
+    `torch.autograd.Function` in it has a `vmap` of its own, which is given all examples. No Lipschitz constant is
+    known.
 
     Raises:
-        ValueError: there is no function, or it returns several numbers for one example.
+        ValueError: there is no function, or it returns no real number, or several, for one example.
     """
     if function is None:
         raise ValueError(
@@ -329,6 +331,9 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
 
     def of_one(row: Tensor, wanted: Any) -> Tensor:
         value = function(row[None], tree_map(lambda part: part[None], wanted))
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the loss returns {kind} for one example: return a real number that torch computed")
         if value.numel() != 1:
             raise ValueError(f"the loss returns {value.numel()} numbers for one example: return their mean or sum")
         return value.reshape(())

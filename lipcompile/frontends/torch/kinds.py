@@ -25,7 +25,10 @@ def in_real_numbers(module: Module, examples: Sequence[Example]) -> tuple[Module
     if len(whole) in (0, len(examples)) or "forward" in vars(module):
         return module, examples
     kind = type(module)
-    names = list(inspect.signature(module.forward).parameters)
+    parameters = inspect.signature(module.forward).parameters
+    names = list(parameters)
+    if any(one.kind == one.VAR_POSITIONAL for one in parameters.values()):  # whose places have no names
+        return module, examples
     places = dict(zip((one.name or names[place] for place, one in enumerate(examples)), examples, strict=True))
     wanted = {name: one.kind for name, one in places.items() if one in whole}
 

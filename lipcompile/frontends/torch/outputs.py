@@ -1,4 +1,4 @@
-"""Several outputs of a module as one, and apart again."""
+"""Several outputs of a module, or one within a structure, as one tensor, and apart again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from inspect import getattr_static, isfunction
 from math import prod
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.record import Shape
@@ -16,20 +18,25 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
+_ONE_AT_A_TIME = RLock()  # or one of two threads would find the other's class on a module, and leave it there
+
+
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a module returns: how its tensors are nested, and the shape that each has for one example."""
+    """How the tensors of a module's return value are nested, and the shape of each for one example; None is None."""
 
     nesting: Any
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Shape | None, ...]
 
     def __call__(self, output: Tensor) -> Any:
         """Return the structure of an output [B, K] in which its tensors lie one after another."""
         import torch
         from torch.utils import _pytree
 
-        parts = torch.split(output, [prod(shape) for shape in self.shapes], dim=1)
-        shaped = [part.reshape(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        parts = iter(torch.split(output, [prod(shape) for shape in self.shapes if shape is not None], dim=1))
+        shaped = [
+            None if shape is None else next(parts).reshape(output.shape[0], *shape) for shape in self.shapes
+        ]
         return _pytree.tree_unflatten(shaped, self.nesting)
 
     def __deepcopy__(self, memo: Any) -> Structure:
@@ -38,28 +45,34 @@ class Structure:
 
 @contextmanager
 def joined(module: Module) -> Iterator[list[Structure]]:
-    """Let a module that returns several tensors [B, …] return one [B, K] meanwhile; yield what was joined."""
+    """Let a module that returns a structure of tensors [B, …] return one [B, K] meanwhile; yield what was joined."""
     import torch
     from torch.utils import _pytree
 
-    kind, seen = type(module), list[Structure]()
+    with _ONE_AT_A_TIME:
+        kind, seen = type(module), list[Structure]()
+        if not isfunction(getattr_static(kind, "forward")):  # of TorchScript, whose code has no class in Python
+            yield seen
+            return
 
-    @wraps(kind.forward)
-    def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
-        returned = kind.forward(self, *args, **kwargs)
-        tensors, nesting = _pytree.tree_flatten(returned)
-        if len(tensors) < 2 or not all(_is_rows(one) for one in tensors):
-            return returned
-        seen.append(Structure(nesting, tuple(tuple(map(int, one.shape[1:])) for one in tensors)))
-        return torch.cat([one.reshape(one.shape[0], prod(one.shape[1:])) for one in tensors], 1)
+        @wraps(kind.forward)
+        def forward(self: Module, *args: Any, **kwargs: Any) -> Any:
+            returned = kind.forward(self, *args, **kwargs)
+            leaves, nesting = _pytree.tree_flatten(returned)
+            tensors = [leaf for leaf in leaves if leaf is not None]
+            if isinstance(returned, torch.Tensor) or not tensors or not all(_is_rows(one) for one in tensors):
+                return returned
+            shapes = (None if leaf is None else tuple(map(int, leaf.shape[1:])) for leaf in leaves)
+            seen.append(Structure(nesting, tuple(shapes)))
+            return torch.cat([one.reshape(one.shape[0], prod(one.shape[1:])) for one in tensors], 1)
 
-    # Of the class, as copies of the module keep it.
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, **names})
-    try:
-        yield seen
-    finally:
-        module.__class__ = kind
+        # Of the class, as copies of the module keep it.
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        module.__class__ = type(kind.__name__, (kind,), {"forward": forward, **names})
+        try:
+            yield seen
+        finally:
+            module.__class__ = kind
 
 
 def _is_rows(value: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lipcompile_privacy.errors import DataError
 from torch import Tensor, nn
 
 import lipcompile
@@ -94,6 +95,26 @@ def test_a_table_of_both_kinds_is_trained_on(tmp_path: Path) -> None:
         Columns(), (x, y, x, y), tmp_path / "run", loss="cross_entropy", epsilon=8, delta=1e-3, epochs=1, how=how
     )
     assert result.epsilon <= 8
+
+
+def test_data_of_categories_that_would_be_rounded_are_refused(tmp_path: Path) -> None:
+    """2²⁴ + 1 is no float32."""
+    x = {"categories": CATEGORIES.numpy() + 2**24, "numbers": NUMBERS.numpy()}
+    y = CATEGORIES[:, 0].remainder(3).numpy()
+    with pytest.raises(DataError, match="the entries of categories are whole numbers that float32 rounds"):
+        lipcompile.train(
+            Columns(), (x, y, x, y), tmp_path / "run", loss="cross_entropy", epsilon=8, delta=1e-3, epochs=1
+        )
+
+
+def test_places_without_names_are_refused() -> None:
+    class Places(Columns):
+        def forward(self, *given: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(*given)
+
+    with pytest.raises(InputError) as refused:
+        lipcompile.private(Places(), (CATEGORIES, NUMBERS), bounds="clip")
+    assert "LIP105" in {found.code for found in refused.value.diagnostics}
 
 
 def test_bytes_beside_real_numbers_are_no_categories() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lipcompile
 from lipcompile import InputError
 from lipcompile.__main__ import run
+from lipcompile.frontends.torch.outputs import joined
 from lipcompile.ops.loss.torch_read import loss_text
 from tests.torch.clip_nets import clipped, whole
 
@@ -194,6 +197,73 @@ def test_a_function_is_given_all_outputs_and_they_go_back() -> None:
     torch.testing.assert_close(original(X), dict(changed))
 
 
+class Returning(nn.Module):
+    """Returns what `made` makes of three numbers of examples [4], in training or not."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.made = nn.Linear(4, 3), made
+
+    def forward(self, x: Tensor) -> Any:
+        return self.made(self.layer(x), self.training)
+
+
+@pytest.mark.parametrize(
+    ("made", "read"),
+    [
+        (lambda h, _: {"logits": h}, lambda output: output["logits"]),
+        (lambda h, _: (h,), lambda output: output[0]),
+        (lambda h, _: (None, h[:, 0], [h, None]), lambda output: output[2][0]),
+        (lambda h, training: {"a" if training else "b": h}, lambda output: output["a"]),
+    ],
+    ids=["one by name", "one by place", "none beside some", "other names in evaluation"],
+)
+def test_a_function_is_given_the_structure_that_is_traced(made: Any, read: Any) -> None:
+    original = Returning(made)
+    module = lipcompile.private(original, [4], loss=lambda output, y: F.cross_entropy(read(output), y))
+    by_hand = F.cross_entropy(original.layer(X), Y, reduction="none")
+    torch.testing.assert_close(module.per_example_loss(module(X), Y), by_hand)
+    assert torch.utils._pytree.tree_structure(module.split_output(module(X))) == (
+        torch.utils._pytree.tree_structure(original(X))
+    )
+
+
+def test_parts_without_numbers_keep_their_shape() -> None:
+    original = Returning(lambda h, _: (h, h[:, :0]))
+    module = lipcompile.private(original, [4], loss=lambda output, y: F.cross_entropy(output[0], y))
+    assert module.split_output(module(X))[1].shape == (6, 0)
+
+
+def test_threads_leave_the_class_of_a_module() -> None:
+    """The first leaves the context while the second is within, or waits for it."""
+    module, entered = Returning(lambda h, _: (h, h)), threading.Event()
+
+    def second() -> None:
+        entered.set()
+        with joined(module):
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=second)
+    with joined(module):
+        thread.start()
+        entered.wait()
+        time.sleep(0.1)
+    thread.join()
+    assert type(module) is Returning
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_refused_as_without_a_function() -> None:
+    scripted = torch.jit.script(nn.Linear(4, 3))
+    codes = []
+    for loss in ("cross_entropy", focal):
+        with pytest.raises(InputError) as refused:
+            lipcompile.private(scripted, [4], loss=loss)
+        codes.append(refused.value.diagnostics[0].code)
+    assert codes[0] == codes[1]
+
+
 def test_inputs_of_both_kinds_may_have_several_outputs() -> None:
     class Table(nn.Module):
         def __init__(self) -> None:
@@ -292,6 +362,16 @@ def test_no_theorem_bounds_a_function() -> None:
 def test_several_numbers_for_one_example_are_refused() -> None:
     module = private(lambda output, _: output)
     with pytest.raises(ValueError, match="3 numbers for one example"):
+        module.criterion(module(X), Y)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(1.0, "float"), (None, "NoneType"), (torch.tensor(2), "int64"), (torch.tensor(1j), "complex")],
+)
+def test_no_real_number_of_torch_is_refused(value: Any, said: str) -> None:
+    module = private(lambda _output, _target: value)
+    with pytest.raises(ValueError, match=f"the loss returns .*{said}.* for one example"):
         module.criterion(module(X), Y)
 
 
