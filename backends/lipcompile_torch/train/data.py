@@ -189,7 +189,9 @@ def _one_input(given: Mapping[str, NDArray[Any]], parts: Parts, *, whole: bool) 
         array = array.astype(np.uint8) if whole and array.dtype == bool else array
         rows.append(_whole(array, what) if whole else _numbers(array, what))
         if array.dtype.kind in "iu" and array.dtype != np.uint8 and (rows[-1] != array).any():
-            raise DataError(f"the {what} are whole numbers that float32 rounds, to another category if they are some")
+            raise DataError(
+                f"the {what} are whole numbers that float32 rounds, to another category if they are some"
+            )
     if len({len(row) for row in rows}) > 1:
         raise DataError(f"{', '.join(given)} have different numbers of examples")
     return np.concatenate(rows, axis=1)

@@ -23,7 +23,7 @@ _ONE_AT_A_TIME = RLock()  # or one of two threads would find the other's class o
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """How the tensors of a module's return value are nested, and the shape of each for one example; None is None."""
+    """How the tensors that a module returns are nested, and the shape of each for one example; None stays None."""
 
     nesting: Any
     shapes: tuple[Shape | None, ...]
@@ -34,9 +34,7 @@ class Structure:
         from torch.utils import _pytree
 
         parts = iter(torch.split(output, [prod(shape) for shape in self.shapes if shape is not None], dim=1))
-        shaped = [
-            None if shape is None else next(parts).reshape(output.shape[0], *shape) for shape in self.shapes
-        ]
+        shaped = [None if shape is None else next(parts).reshape(output.shape[0], *shape) for shape in self.shapes]
         return _pytree.tree_unflatten(shaped, self.nesting)
 
     def __deepcopy__(self, memo: Any) -> Structure:
@@ -45,7 +43,7 @@ class Structure:
 
 @contextmanager
 def joined(module: Module) -> Iterator[list[Structure]]:
-    """Let a module that returns a structure of tensors [B, …] return one [B, K] meanwhile; yield what was joined."""
+    """Let a module that returns a structure of tensors [B, …] return one [B, K]; yield what was joined."""
     import torch
     from torch.utils import _pytree
 

@@ -109,7 +109,7 @@ def test_data_of_categories_that_would_be_rounded_are_refused(tmp_path: Path) ->
 
 def test_places_without_names_are_refused() -> None:
     class Places(Columns):
-        def forward(self, *given: Tensor) -> Tensor:  # type: ignore[override]
+        def forward(self, *given: Tensor) -> Tensor:
             return super().forward(*given)
 
     with pytest.raises(InputError) as refused:

@@ -80,7 +80,7 @@ def with_hook(loss: nn.Module) -> nn.Module:
 
 
 def patched(loss: nn.Module) -> nn.Module:
-    loss.forward = lambda output, target: 3 * F.mse_loss(output, target)  # type: ignore[method-assign]
+    loss.forward = lambda output, target: 3 * F.mse_loss(output, target)
     return loss
 
 
