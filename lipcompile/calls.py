@@ -55,8 +55,8 @@ def private(
         loss: as on the command line; or a loss of torch, such as `torch.nn.MSELoss()`; or a function of outputs
             and targets of a batch, which is given one example at a time, as a batch of one. It must depend on
             these alone, and needs bounds by clip. Targets are a tensor [B, …], or a tuple or a mapping of some.
-            A function is given all that `forward` of yours returns, such as the outputs of several heads. Where that
-            is no lone tensor, the module of this returns one of all, [B, K], and its `split_output` takes it apart.
+            A function is given all that `forward` of yours returns, such as the outputs of several heads. Where
+            that is no lone tensor, the module of this returns one, [B, K], and its `split_output` takes it apart.
         bounds: "auto" clips the gradient of each example in the backward pass, unless a theorem bounds it tightly.
         verify_import: compare both modules on random inputs first, if no layer is replaced.
         options: see `frontends.options.model_options`; `batch_norm="group_norm"` replaces batch normalisation.
