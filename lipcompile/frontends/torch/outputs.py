@@ -29,12 +29,13 @@ class Structure:
     shapes: tuple[Shape | None, ...]
 
     def __call__(self, output: Tensor) -> Any:
-        """Return the structure of an output [B, K] in which its tensors lie one after another."""
+        """Return the structure of an output [B, K], or of views [B, V, K], whose parts lie one after another."""
         import torch
         from torch.utils import _pytree
 
-        parts = iter(torch.split(output, [prod(shape) for shape in self.shapes if shape is not None], dim=1))
-        shaped = [None if shape is None else next(parts).reshape(output.shape[0], *shape) for shape in self.shapes]
+        leading = output.shape[:-1]
+        parts = iter(torch.split(output, [prod(shape) for shape in self.shapes if shape is not None], dim=-1))
+        shaped = [None if shape is None else next(parts).reshape(*leading, *shape) for shape in self.shapes]
         return _pytree.tree_unflatten(shaped, self.nesting)
 
     def __deepcopy__(self, memo: Any) -> Structure:

@@ -193,6 +193,9 @@ def test_a_function_is_given_all_outputs_and_they_go_back() -> None:
     assert changed.keys() == before.keys()
     assert changed["size"].shape == (6,)
     assert not torch.allclose(changed["kind"], before["kind"])
+    with module.on_views():
+        views = module.split_output(module(torch.stack([X, 2 * X], 1)))
+    torch.testing.assert_close(views["size"][:, 0], changed["size"])
     lipcompile.load_trained(original, module, [4])
     torch.testing.assert_close(original(X), dict(changed))
 
