@@ -227,6 +227,8 @@ def train(
     if not isinstance(data, backend.data.Arrays) and len(data) == 2:
         seeded = (how or {}).get("seed") is not None
         data = [array for one in data for array in backend.data.items_of(one, seeded)]
+    if isinstance(example, Mapping) and not isinstance(data, backend.data.Arrays):
+        data = [_of_kinds(one, example) for one in data]
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
     shape = example if example is not None else _example_of(inputs)
     chosen = model_options(loss=_named(loss), bounds=bounds, **options)
@@ -249,6 +251,14 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(text, encoding="utf-8")
     return backend.training.train(module, arrays, backend.training.TrainConfig(output=folder, **settings))
+
+
+def _of_kinds(inputs: Any, example: Mapping[str, Any]) -> Any:
+    """Return inputs by name, as int64 where the example has whole numbers: bytes are scaled as pixels otherwise."""
+    if not isinstance(inputs, Mapping):
+        return inputs
+    whole = {name for name, one in example.items() if hasattr(one, "dtype") and not one.dtype.is_floating_point}
+    return {name: np.asarray(one).astype(np.int64) if name in whole else one for name, one in inputs.items()}
 
 
 def _example_of(inputs: Any) -> Example:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lipcompile_privacy.errors import DataError
@@ -105,6 +106,28 @@ def test_data_of_categories_that_would_be_rounded_are_refused(tmp_path: Path) ->
         lipcompile.train(
             Columns(), (x, y, x, y), tmp_path / "run", loss="cross_entropy", epsilon=8, delta=1e-3, epochs=1
         )
+
+
+def test_bytes_of_data_are_categories_where_the_example_says_so(tmp_path: Path) -> None:
+    y = CATEGORIES[:, 0].remainder(3).repeat(16).numpy()
+    trained = []
+    for kind in (np.uint8, np.int64):
+        x = {"categories": CATEGORIES.repeat(16, 1).numpy().astype(kind), "numbers": NUMBERS.repeat(16, 1).numpy()}
+        example = {"categories": CATEGORIES, "numbers": NUMBERS}
+        torch.manual_seed(0)
+        with pytest.warns(UserWarning, match="seed"):
+            lipcompile.train(
+                *(Columns(), (x, y, x, y), tmp_path / kind.__name__),
+                loss="cross_entropy",
+                epsilon=8,
+                delta=1e-3,
+                epochs=1,
+                example=example,
+                how={"accountant": "rdp", "seed": 1},
+            )
+        trained.append(torch.load(tmp_path / kind.__name__ / "checkpoint.pt", weights_only=False))
+    bytes_, whole = (one["states"]["module"] for one in trained)
+    assert all(torch.equal(bytes_[name], whole[name]) for name in whole)
 
 
 def test_places_without_names_are_refused() -> None:
