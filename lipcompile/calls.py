@@ -254,7 +254,7 @@ def train(
 
 
 def _of_kinds(inputs: Any, example: Mapping[str, Any]) -> Any:
-    """Return inputs by name, as int64 where the example has whole numbers: bytes are scaled as pixels otherwise."""
+    """Return inputs by name, as int64 where the example has whole numbers: else bytes are scaled as pixels."""
     if not isinstance(inputs, Mapping):
         return inputs
     whole = {name for name, one in example.items() if hasattr(one, "dtype") and not one.dtype.is_floating_point}
