@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from .regression import (
@@ -339,10 +340,34 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
         return value.reshape(())
 
     try:  # dropout or noise within the function draws for each example
-        losses: Tensor = torch.vmap(of_one, randomness="different")(output, target)
+        with _CheckedTables():
+            losses: Tensor = torch.vmap(of_one, randomness="different")(output, target)
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
         help_line = "use torch.where in the place of `if`, and no .item()"
         raise ValueError(f"the loss cannot be computed of each example alone: {help_line} ({error})") from None
     return losses
+
+
+class _CheckedTables(TorchFunctionMode):
+    """Reads rows of tables by indexing, which checks their places.
+
+    Torch's rule for embeddings under `vmap` takes a place beyond the end of one example's table as a row of the
+    next example's, and would mix them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        given, name = dict(kwargs or {}), getattr(func, "__name__", "").partition(".")[0]
+        if name in _RESIZING:
+            raise ValueError(f"the loss calls {name}, which would reach the numbers of other examples")
+        if func is F.embedding:
+            given |= dict(zip(("input", "weight"), args, strict=False))
+            return given["weight"][given["input"]]
+        if name == "embedding":  # of torch, and of its library of operators
+            given |= dict(zip(("weight", "indices"), args, strict=False))
+            return given["weight"][given["indices"]]
+        return func(*args, **given)
+
+
+_RESIZING = ("resize_", "resize_as_", "set_")

@@ -362,6 +362,30 @@ def test_no_theorem_bounds_a_function() -> None:
         private(focal, bounds="theorem", input_norm=1.0)
 
 
+def test_a_tensor_that_grows_is_refused() -> None:
+    """Under `vmap` it grows over the next example."""
+    module = private(lambda output, _: output.clone().resize_(1, 6).sum())
+    with pytest.raises(ValueError, match="the loss calls resize_"):
+        module.per_example_loss(module(X), Y)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        F.embedding,
+        lambda places, rows: torch.embedding(rows, places),
+        lambda places, rows: torch.ops.aten.embedding(rows, places),
+    ],
+)
+def test_no_place_beyond_a_table_of_outputs_reads_those_of_another_example(table: Any) -> None:
+    """Under `vmap` torch reads the next example's row there."""
+    module = private(lambda output, y: table(y, output[0][:, None]).sum())
+    output = module(X)
+    torch.testing.assert_close(module.per_example_loss(output, Y), output.gather(1, Y[:, None])[:, 0])
+    with pytest.raises(IndexError, match="out of bounds"):
+        module.per_example_loss(output, Y + 1)
+
+
 def test_several_numbers_for_one_example_are_refused() -> None:
     module = private(lambda output, _: output)
     with pytest.raises(ValueError, match="3 numbers for one example"):
