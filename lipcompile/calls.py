@@ -112,12 +112,13 @@ def _joining(model: str | Module, options: ModelOptions) -> AbstractContextManag
 
 def _with_loss(module: Any, loss: str | Loss | None, outputs: Sequence[Structure]) -> Any:
     """Return an emitted module whose loss, if it is a function of Python, is this one, of what `outputs` says."""
-    if loss is None or isinstance(loss, str) or _named(loss) != "own":
+    if not callable(loss) or _named(loss) != "own":
         return module
-    module.own_loss = partial(loss)  # a module would become a part of this one
     if outputs:
         module.split_output = split = outputs[0]  # of the trace; later runs may be in another mode
         module.own_loss = lambda output, target: loss(split(output), target)
+    else:
+        module.own_loss = partial(loss)  # a module would become a part of this one
     return module
 
 

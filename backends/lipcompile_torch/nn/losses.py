@@ -319,7 +319,8 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
     known.
 
     Raises:
-        ValueError: there is no function, or it returns no real number, or several, for one example.
+        ValueError: there is no function, or it returns no real number, or several, for one example, or cannot be
+            computed of one alone.
     """
     if function is None:
         raise ValueError(
