@@ -40,25 +40,24 @@ def signals(
 
     Raises InputError (LIP402, LIP403) for a file that cannot be read, or whose examples do not fit.
     """
-    from lipcompile.cli.shared.inputs import admissible, arrays_of
+    from lipcompile.cli.shared.inputs import arrays_of
 
-    module = _instance(derivation, backend)
-    if module is None:
+    prepared = _prepared(derivation, backend)
+    if prepared is None:
         return None
     assert derivation.analysis is not None
-    try:
-        choices = admissible(backend.audit, derivation.analysis.graph)
-    except InputError:
-        return None
     examples = None if public is None else arrays_of(public, derivation.analysis.graph, backend)
-    return backend.signal.measure(module, choices, noise_multiplier, batch, public=examples)
+    return backend.signal.measure(*prepared, noise_multiplier, batch, public=examples)
 
 
-def _instance(derivation: Derivation, backend: Backend, memory: Any = None) -> Any:
-    """Return the module of a derivation at its initial weights; None if the model leaves a number open.
+def _prepared(derivation: Derivation, backend: Backend, memory: Any = None) -> tuple[Any, Any] | None:
+    """Return the module of a derivation at its initial weights, and what targets it may be measured with.
 
-    Weights go into it as they are, not by way of its text: to write and read them takes longer than the rest.
+    None if the model leaves a number open, or its loss takes targets that nobody knows. Weights go into the module
+    as they are, not by way of its text: to write and read them takes longer than the rest.
     """
+    from lipcompile.cli.shared.inputs import admissible
+
     assert derivation.analysis is not None
     graph = derivation.analysis.graph
     initial = {name: one.initial.copy() for name, one in graph.parameters.items() if one.initial is not None}
@@ -66,6 +65,7 @@ def _instance(derivation: Derivation, backend: Backend, memory: Any = None) -> A
     bare = replace(derivation.analysis, graph=replace(graph, parameters=drawn))
     try:
         text = backend.emit(replace(derivation, analysis=bare))
+        choices = admissible(backend.audit, graph)  # of a loss, which an emitted model has
     except InputError:
         return None
     with backend.signal.repeatable(memory):  # a verdict must not change from call to call
@@ -73,7 +73,7 @@ def _instance(derivation: Derivation, backend: Backend, memory: Any = None) -> A
         if initial:
             module.forget_certificates()  # as if these weights were its first
             module.load_initial_weights(initial, drawn.keys() - initial.keys())
-    return module
+    return module, choices
 
 
 def aim(target: float | None = None) -> Aim:
@@ -93,18 +93,12 @@ def gains(graph: Graph) -> Callable[[Graph], float | None] | None:
     size, entries = graph.size(), sum(prod(node.shape) for node in graph.nodes)
     if not measurable() or not isinstance(size, Fraction) or size > _LARGEST or entries > _LARGEST:
         return None
-    from lipcompile.cli.shared.inputs import admissible
-
     backend = find()
     memory = backend.signal.Memory()  # most changes leave most weights as they are
 
     def ratio(changed: Graph) -> float | None:
-        try:
-            choices = admissible(backend.audit, changed)
-        except InputError:
-            return None
-        module = _instance(_derivation(changed), backend, memory)
-        return None if module is None else backend.signal.mean_over_noise(module, choices)
+        prepared = _prepared(_derivation(changed), backend, memory)
+        return None if prepared is None else backend.signal.mean_over_noise(*prepared)
 
     return ratio
 
