@@ -208,6 +208,7 @@ def program(path: Path, text: str) -> Any:
     """Run an emitted program and return it as a module of Python; `path` only appears in tracebacks."""
     module = ModuleType(path.stem)
     exec(compile(text, str(path), "exec"), module.__dict__)
+    del module.__name__  # torch.compile would import what globals are named after, and there is no such file
     return module
 
 

@@ -15,6 +15,7 @@ from lipcompile_torch.train.checks import PrivacyError
 from torch import Tensor
 from torch.optim import SGD
 
+import lipcompile
 from tests.nights import by_day
 from tests.torch.clip_nets import NETWORKS, batch, clipped, expected, model
 
@@ -100,6 +101,17 @@ def test_a_gate_that_was_compiled_away_lets_nothing_through() -> None:
         return output
 
     module.criterion(torch.compile(forward, backend="aot_eager")(x), y).backward()
+    with pytest.raises(PrivacyError, match=r"but 0 flowed back: .*module\.compile\(\)"):
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+def test_a_private_module_in_a_wrapper_is_refused_with_the_fix() -> None:
+    """Its class stands in no file, which Dynamo would look for by the name of its globals."""
+    module = lipcompile.private(torch.nn.Linear(4, 3), (4,), loss="cross_entropy", bounds="clip")
+    module, optimizer, loader = HELP.private(module=module)
+    x, y = next(iter(loader))
+    module.criterion(torch.compile(module, backend="eager")(x), y).backward()
     with pytest.raises(PrivacyError, match=r"but 0 flowed back: .*module\.compile\(\)"):
         optimizer.step()
 
