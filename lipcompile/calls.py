@@ -101,9 +101,9 @@ def _named(loss: str | Loss | None) -> str | None:
     return loss if loss is None or isinstance(loss, str) else loss_text(loss) or "own"
 
 
-def _joining(model: str | Module, options: ModelOptions) -> AbstractContextManager[list[Structure]]:
+def _joining(model: str | Path | Module, options: ModelOptions) -> AbstractContextManager[list[Structure]]:
     """Let a module return several tensors as one if the loss is a function of Python, which takes them apart."""
-    if isinstance(model, str) or options.loss != "own":
+    if isinstance(model, str | Path) or options.loss != "own":
         return nullcontext([])
     from lipcompile.frontends.torch.outputs import joined
 
@@ -133,7 +133,7 @@ def _with_whole_gradients(error: InputError) -> InputError:
 
 
 def compile(  # noqa: A001  (the name of the command)
-    model: str | Module,
+    model: str | Path | Module,
     output: str | Path,
     *,
     example: Example | None = None,
@@ -172,7 +172,7 @@ def compile(  # noqa: A001  (the name of the command)
 
 
 def train(
-    model: str | Module,
+    model: str | Path | Module,
     data: Any,
     output: str | Path,
     *,
@@ -279,7 +279,7 @@ def _example_of(inputs: Any) -> Example:
 
 
 def fix(
-    model: str,
+    model: str | Path,
     output: str | Path,
     *,
     example: Sequence[int] | None = None,
@@ -316,11 +316,12 @@ def fix(
     from lipcompile import fixing
     from lipcompile.cli.shared.signals import aim
 
-    if not isinstance(model, str):
+    if not isinstance(model, str | Path):
         help_line = 'give batch_norm="group_norm" to lipcompile.private, compile or train'
         raise input_error("LIP001", "fix reads files and package.module:factory, not modules in memory", help_line)
     wanted = fixing.FixOptions(Repairs(batch_norm, parse_number(str(floor), "floor")), aim=aim(target))
-    return fixing.fix(model, _shaped(model, example, model_options(**options)), wanted, Path(output))
+    options_of_model = _shaped(str(model), example, model_options(**options))
+    return fixing.fix(str(model), options_of_model, wanted, Path(output))
 
 
 def load_trained(module: Module, trained: Module | str | Path, example: Example, **options: Any) -> Module:
@@ -416,15 +417,15 @@ def _shaped(model: str, example: Any, options: ModelOptions) -> ModelOptions:
 
 
 def _emitted(
-    model: str | Module, example: Example | None, options: ModelOptions, *, verify: bool
+    model: str | Path | Module, example: Example | None, options: ModelOptions, *, verify: bool
 ) -> tuple[Loaded, Derivation, str]:
     """Return an accepted model, its derivation and its program; raises InputError."""
     from lipcompile.cli.shared.settings import noise_strategy, planned, planned_training
     from lipcompile.cli.shared.verdicts import verified
 
-    if isinstance(model, str):
-        options = _shaped(model, example, options)
-        loaded = pipeline.load(model, options)
+    if isinstance(model, str | Path):
+        options = _shaped(str(model), example, options)
+        loaded = pipeline.load(str(model), options)
     elif example is None:
         raise input_error("LIP023", "a torch module needs an example", "give a batch, or the shape of one example")
     else:

@@ -137,7 +137,7 @@ def _one_of(option: str, said: object, known: Sequence[T]) -> T:
     raise input_error("LIP005", f"{option}: `{said}` is none of {', '.join(map(str, known))}")
 
 
-def check(model: str, options: ModelOptions | None = None) -> Derivation:
+def check(model: str | Path, options: ModelOptions | None = None) -> Derivation:
     """Verify that a model can be trained privately, and derive its gradient bounds, as `lipcompile check` does.
 
     Args:
@@ -163,7 +163,7 @@ def check(model: str, options: ModelOptions | None = None) -> Derivation:
         sqrt(2)*X_0/2 0.7071
     """
     chosen = options or ModelOptions()
-    return derive(load(model, chosen), chosen)
+    return derive(load(str(model), chosen), chosen)
 
 
 def from_module(

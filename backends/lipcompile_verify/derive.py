@@ -278,6 +278,7 @@ def fixed_nodes(graph: Mapping[str, Any]) -> list[str]:
         known = {graph["input"]["name"], *fixed}
         trained = any(graph["parameters"][name]["trainable"] for name in node["parameters"].values())
         chance = {node["attributes"].get("probability", "0"), node["attributes"].get("dropout", "0")} != {"0"}
+        chance = chance or node["op"] == "noise"
         if not trained and not chance and known.issuperset(node["inputs"]):
             fixed.append(node["name"])
     return fixed

@@ -720,6 +720,7 @@ MERGE_OPS = {
     "concat": Op("axis:i", _joined, lambda s, x: _beside(x, last(s)), _ones, operands=(1, MOST_NODES), parts=True),
     "maximum": _selection(""), "minimum": _selection(""), "where": _selection("mask:flag*"),
     "pointwise": Op(AT_PLACES, _at_places, _values, None, operands=(1, 3)),
+    "noise": Op("", lambda s: s.I[0], lambda s, x: [UNBOUNDED] * 3, None),
     "class_token": Op("count:n axis:i last:flag", lambda s: instead(s, along(s) + s.count),
                       lambda s, x: _beside([x[0], Extent(*[s.T["tokens"]] * 3)], last(s)), _one,
                       {"tokens": Role(lambda s: instead(s, s.count), "ball", lambda s, x: real(1))}),

@@ -67,6 +67,7 @@ NODES: Mapping[str, str] = {
     "colour_space": "functional.colour_space({x}, {space})",
     "hsv": "functional.hsv({x})",
     "pointwise": "functional.pointwise({function}, {operands}{number:?number=0.0})",
+    "noise": "functional.noise({x}, self.training)",
     "scattering2d": "functional.scattering2d({x}, {scales}, angles={angles}, order={order})",
     "add": "{sum}",
     "multiply": "{product}",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lipcompile.core.record import AnyLoss, AnyOp, Constraint, Extent, Shape, Site
 from lipcompile.numbers import N, Numbers
+from lipcompile.ops.pointwise.rules import unbounded
 
 SLACK = 1e-6  # what rounding in float64 may add
 SHRINK = Fraction(19, 20)  # what a mutant multiplies a constant by
@@ -124,7 +125,8 @@ def rules_of(op: AnyOp) -> tuple[str, ...]:
         for kind in ("kappa", "operator_norm")
         if kind == "kappa" or rule.constraints != ("free",)
     ]
-    return ("norm", *profile, *sizes, *parameters)
+    norm = () if op.norm is unbounded else ("norm",)
+    return (*norm, *profile, *sizes, *parameters)
 
 
 def claims(case: Case, num: Numbers[N]) -> dict[str, N]:
@@ -133,7 +135,7 @@ def claims(case: Case, num: Numbers[N]) -> dict[str, N]:
     x = [bound.extent(num) for bound in case.bounds]
     theta = {role: op.parameter(role).operator_norm(num, site, c) for role, c in case.constraints.items()}
     wanted = rules_of(op)
-    found = {"norm": op.norm(num, site, x, theta)}
+    found = {"norm": op.norm(num, site, x, theta)} if "norm" in wanted else {}
     found |= {"row": op.row(num, site, x, theta)} if op.row is not None else {}
     found |= {"entry": op.entry(num, site, x, theta)} if op.entry is not None else {}
     if op.lipschitz is not None and "lipschitz" in wanted:
@@ -217,7 +219,7 @@ def parameter_jacobian(case: Case, point: Point, role: str) -> Tensor:
 def attained(case: Case, point: Point) -> dict[str, float]:
     """Measure at `point` what each claim bounds."""
     output, wanted = run(case, point), rules_of(case.op)
-    found = {"norm": float(output.norm())}
+    found = {"norm": float(output.norm())} if "norm" in wanted else {}
     found |= {"row": largest_row(output)} if "row" in wanted else {}
     found |= {"entry": largest_entry(output)} if "entry" in wanted else {}
     for index in range(len(point.xs) if "lipschitz" in wanted else 0):

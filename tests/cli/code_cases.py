@@ -510,6 +510,11 @@ CASES: Mapping[str, Case] = {
         module("127", "return self.layer(x) - self.layer(x).detach() / 2"),
         0,
     ),
+    "LIP128": Case(
+        "check net_128:Network --input-shape 4 --loss cross_entropy --bounds clip",
+        module("128", "return self.layer(x + torch.randn_like(x))"),
+        0,
+    ),
     "LIP201": Case("check model.lip", example("LIP201"), 0),
     "LIP203": Case("", good, api=empty_input),
     "LIP213": Case("check model.lip", example("LIP213"), 0),

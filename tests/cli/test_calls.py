@@ -132,7 +132,8 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path) -> None:
     """The `train` block is in the file as well: what correlates the noise, and the planned training."""
     source = tmp_path / "m.lip"
     source.write_text(PLANNED, encoding="utf-8")
-    path = lipcompile.compile(str(source), tmp_path / "function.py")
+    assert lipcompile.check(source).ok
+    path = lipcompile.compile(source, tmp_path / "function.py")
     assert run(["compile", str(source), "-o", str(tmp_path / "command.py")]) == 0
     assert path.read_text(encoding="utf-8") == (tmp_path / "command.py").read_text(encoding="utf-8")
     assert "noise_strategy" in path.read_text(encoding="utf-8")

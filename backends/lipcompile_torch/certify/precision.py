@@ -368,7 +368,7 @@ _BY_OPERANDS = (*_PRODUCTS, "hard_swish", "softmax", "log_softmax", "attention",
 _EXACT = (
     *("relu", "abs", "sign", "hard_shrink", "groupsort", "fullsort", "hsv", *_CLIPPED),
     *("identity", "flatten", "reshape", "transpose", "space_to_depth", "depth_to_space", "patches", "slice"),
-    *("embedding", "class_token", "concat", "where", "pad", "gather", "expand", "clip_gradient"),
+    *("embedding", "class_token", "concat", "where", "pad", "gather", "expand", "clip_gradient", "noise"),
 )
 _ENTRYWISE = (
     *("sin", "cos", "atan", "asinh", "erf", "leaky_relu", "tanh", "sigmoid", "softplus", "elu", "celu", "selu"),

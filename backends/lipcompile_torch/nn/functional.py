@@ -28,6 +28,7 @@ from .normalisation import local_response_norm as local_response_norm
 from .normalisation import rms_norm as rms_norm
 from .pointwise import colour_space as colour_space
 from .pointwise import hsv as hsv
+from .pointwise import noise as noise
 from .pointwise import pointwise as pointwise
 from .pooling import avg_pool as avg_pool
 from .pooling import global_avg_pool as global_avg_pool

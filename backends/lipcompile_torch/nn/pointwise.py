@@ -49,6 +49,14 @@ def pointwise(function: str, *operands: Tensor, number: float = 0.0) -> Tensor:
     return _WITHOUT[function](*operands).to(operands[-1].dtype)
 
 
+def noise(x: Tensor, training: bool) -> Tensor:
+    """Return standard normal numbers of the shape [B, *example] of x in training; in evaluation their mean, 0.
+
+    Formal guarantees: no value of x is read, every entry is drawn by itself, and no gradient flows.
+    """
+    return torch.randn_like(x) if training else torch.zeros_like(x)
+
+
 # --- what red, green and blue of every pixel become ---
 
 _LUMA = (0.299, 0.587, 0.114)

@@ -17,6 +17,7 @@ from lipcompile.cli.shared.signals import signals
 from lipcompile.core.backend import Backend, find, program
 from lipcompile.core.record import class_axis
 from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity
+from lipcompile.ops.pointwise.rules import NOISE
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
@@ -57,6 +58,12 @@ def _is_proved(derivation: Derivation) -> bool:
 _OF_THE_COMPILER = (
     "if the model computes the same each time it runs, this is a bug of lipcompile: please report it; "
     "--no-verify-import or verify_import=False skips the check"
+)
+
+
+_OF_NOISE = (
+    "in evaluation mode the emitted module computes with the mean of its noise, 0: let `forward` do the same, or "
+    "draw there as in training"
 )
 
 
@@ -102,7 +109,9 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
         found = agreement(program(Path("emitted.py"), text).Model, original, derivation, backend)
     except backend.deployment.ShapeError as error:
         return _error(f"the import is wrong: {error}")
-    return _told(found, original.runner)
+    told = _told(found, original.runner)
+    noisy = derivation.analysis is not None and any(node.op is NOISE for node in derivation.analysis.graph.nodes)
+    return replace(told, help=_OF_NOISE) if noisy and told.code == "LIP320" else told
 
 
 def agreement(made: type[Any], original: Original, derivation: Derivation, backend: Backend) -> Any:

@@ -65,7 +65,7 @@ _BY_VERSION: Mapping[int, str] = {
     21: "GroupNormalization",
     22: (
         "AveragePool Conv ConvTranspose Dropout GRU GlobalAveragePool GlobalLpPool GlobalMaxPool "
-        "InstanceNormalization LSTM LpPool MaxPool RNN RandomUniformLike"
+        "InstanceNormalization LSTM LpPool MaxPool RNN RandomNormalLike RandomUniformLike"
     ),
     23: "RMSNormalization",
     24: "Swish TopK",

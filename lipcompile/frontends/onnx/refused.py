@@ -39,7 +39,10 @@ _FIXES: Mapping[str, str] = {
     _DEVIATION: "use layer_norm or instance_norm, which add eps to the variance: the slope is 1/√eps",
     "Sqrt": "roots of sums of squares are imported, and of Σx² + eps as a divisor of x",
     _SEQUENCES: "export the model with tensors of fixed shapes",
-    _DRAWS: "draw zeros and ones for each example by itself, as dropout and random depth do, or leave it out",
+    _DRAWS: (
+        "draw zeros and ones for each example by itself, as dropout and random depth do, or normal numbers with "
+        "--bounds clip, or leave it out"
+    ),
 }
 
 # Operators that draw random numbers, on constants too.

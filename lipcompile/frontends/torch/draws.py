@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.frontends.torch.tracing import Example, evaluating, traced, untraceable
 from lipcompile.frontends.torch.translation import line_of
 
@@ -13,25 +15,37 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.nn import Module
 
+# Operators of normal numbers, whose mean stands for them in evaluation mode.
+_NORMAL = ("randn", "randn_like", "normal", "normal_", "normal_functional")
 
-def refuse_draws_in_evaluation(module: Module, examples: Sequence[Example], program: ExportedProgram) -> None:
-    """Raise Untraceable (LIP110) for a draw outside torch's own modules, which know the mode, in evaluation mode.
 
-    program: of the module in the mode that it is in.
+def draws_in_evaluation(
+    module: Module, examples: Sequence[Example], program: ExportedProgram
+) -> Iterator[Diagnostic]:
+    """Yield a warning (LIP128) of noise outside torch's own modules, which know the mode, in evaluation mode.
+
+    program: of the module in the mode that it is in. Raises Untraceable (LIP110) for draws other than noise.
     """
     if not any(map(_draws, program.graph.nodes)):
         return
     with evaluating(module):
         calm, _ = traced(module, examples)
-    node = next(filter(_draws, calm.graph.nodes), None)
-    if node is None:
-        return
-    name = str(node.target).split(".")[1].rstrip("_")
-    message = (
-        f"`{name}` draws random numbers in evaluation mode too: the module that is emitted does in training alone"
-    )
-    help_line = "say F.dropout(x, p, training=self.training), or draw under `if self.training:`"
-    raise untraceable("LIP110", message, help_line, line_of(calm, node.name))
+    found = {_name(node): node for node in calm.graph.nodes if _draws(node)}
+    for name, node in found.items():
+        if name not in _NORMAL:
+            message = (
+                f"`{name}` draws random numbers in evaluation mode too: the emitted module does in training alone"
+            )
+            help_line = "say F.dropout(x, p, training=self.training), or draw under `if self.training:`"
+            raise untraceable("LIP110", message, help_line, line_of(calm, node.name))
+    for name, node in found.items():
+        message = f"`{name}` draws noise in evaluation mode too: the emitted module takes its mean there"
+        help_line = "draw under `if self.training:`; load_trained() puts what was trained into your own module"
+        yield Diagnostic("LIP128", message, help_line, Severity.WARNING, location=line_of(calm, node.name))
+
+
+def _name(node: Node) -> str:
+    return str(node.target).split(".")[1]
 
 
 def _draws(node: Node) -> bool:
@@ -44,7 +58,28 @@ def _draws(node: Node) -> bool:
     callers = [str(kind) for _, kind in node.meta.get("nn_module_stack", {}).values()]
     if callers and callers[-1].startswith("torch.nn."):
         return False
-    arguments = node.target._schema.arguments
-    given = {one.name: one.default_value for one in arguments if one.has_default_value()}
-    given |= dict(zip((one.name for one in arguments), node.args, strict=False)) | node.kwargs
+    given = _arguments(node.target, node.args, node.kwargs)
     return bool(given.get("train", True)) and given.get("dropout_p", 1) != 0
+
+
+def _arguments(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, those that were left out among them."""
+    arguments = called._schema.arguments
+    given = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    return given | dict(zip((one.name for one in arguments), args, strict=False)) | dict(kwargs)
+
+
+def means() -> AbstractContextManager[object]:
+    """Let torch give the mean of normal numbers, as emitted modules do in evaluation mode, and draw none."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Means(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            drawn = func(*args, **(kwargs or {}))
+            if func.overloadpacket.__name__ in _NORMAL:
+                drawn.copy_(torch.as_tensor(_arguments(func, args, kwargs or {}).get("mean", 0.0)))
+            return drawn
+
+    mode: AbstractContextManager[object] = Means()  # type: ignore[no-untyped-call]
+    return mode

@@ -21,7 +21,7 @@ from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.computed import computed_weights
 from lipcompile.frontends.torch.cut import changed_gradients, noted
-from lipcompile.frontends.torch.draws import refuse_draws_in_evaluation
+from lipcompile.frontends.torch.draws import draws_in_evaluation, means
 from lipcompile.frontends.torch.find import find, summary
 from lipcompile.frontends.torch.kinds import in_real_numbers
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
@@ -138,8 +138,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
             with without_rows_of_padding(rows):
                 other = retraced(module, taken)
             _refuse_numbers_of_batch(loaded.graph, imported(other, again)[0].graph, program)
-        if loaded.graph is not None:
-            refuse_draws_in_evaluation(module, taken, program)
+        drawn = () if loaded.graph is None else tuple(draws_in_evaluation(module, taken, program))
     except Untraceable as refused:
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     return replace(
@@ -150,6 +149,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
             *_ignored(module, rows),
             *_written(module, program),
             *changed_gradients(module, program, seen),
+            *drawn,
             *_left_out(module, model),
             *_rounded(module),
         ),
@@ -298,7 +298,7 @@ class ModuleRun:
         args = [next(given).to(like) for like in likes]
         kwargs = {name: next(given).to(like) for name, like in named.items()}
         try:
-            with silence(), evaluating(self.module), without_cache(self.module), torch.no_grad():
+            with silence(), evaluating(self.module), without_cache(self.module), means(), torch.no_grad():
                 (output,) = torch.utils._pytree.tree_leaves(self.module(*args, **kwargs))
         except Exception as error:
             raise OriginalError(f"the module fails: {summary(error)}") from None

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.constants import alike, fitted, plus_entries, scaled
+from lipcompile.frontends.onnx.constants import alike, fitted, of_every_example, plus_entries, scaled
 from lipcompile.frontends.onnx.context import Context, shape_of
-from lipcompile.frontends.onnx.layout import FIRST
+from lipcompile.frontends.onnx.layout import FIRST, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.refused import seeded
 from lipcompile.frontends.onnx.sizes import has_batch
 from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH, Known, scalar
 from lipcompile.ops.linear.onnx_read import fixed
 from lipcompile.ops.linear.rules import DENSE_TRANSPOSE, Dense
 from lipcompile.ops.merge.rules import MAXIMUM, PRODUCT, SUM, Sum
-from lipcompile.ops.pointwise.rules import BOUNDED, POINTWISE, TRUTHS, Name, Pointwise
+from lipcompile.ops.pointwise.rules import BOUNDED, NOISE, POINTWISE, TRUTHS, Name, Pointwise
 from lipcompile.ops.reduce.rules import Reduce
 from lipcompile.ops.resample.rules import Expand
 from lipcompile.ops.shape.onnx_read import reshape_to
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-ONE = Fraction(1)
+ZERO, ONE = Fraction(0), Fraction(1)
 # The kinds of whole numbers with a sign: int8, int16, int32, int64.
 _WHOLE = (3, 5, 6, 7)
 # Ops whose output is made of the entries of their operands, or of products of two.
@@ -322,6 +323,33 @@ def _root(context: Context, node: OnnxNode) -> Value:
     return _apply(context, node, "power", [context.tensor(node)], Fraction(1, 2))
 
 
+# Numbers that are drawn
+
+
+def _normal(context: Context, node: OnnxNode) -> Value:
+    """mean + scale·n, n drawn for each example by itself; raises Refusal."""
+    if not _clips(context):
+        raise Refusal("LIP100", "noise has no bound")
+    if "seed" in node.attributes:
+        raise seeded(node.op_type)
+    mean, scale = node.number("mean", ZERO), node.number("scale", ONE)
+    drawn = context.add(node, NOISE, NoAttributes(), [_like(context, node)], "_drawn")
+    if mean == 0 and scale == 1:
+        return drawn
+    start = _apply(context, node, "constant", [drawn], mean, "_mean")
+    return context.add(node, SUM, Sum((scale, ONE)), [drawn, start])
+
+
+def _like(context: Context, node: OnnxNode) -> Value:
+    """What the numbers have the shape of: a tensor, or a constant with a place for each example."""
+    item = context.item(node, 0)
+    if not isinstance(item, Known):
+        return context.numbers(context.tensor(node))
+    if item.copies is None:
+        raise Refusal("LIP110", "all examples share one draw", "draw for each example: torch.randn_like(x)")
+    return unplaced(of_every_example(context, node, item, "_of_each"))
+
+
 _FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
     "Add": _sum,
     "And": _and,
@@ -344,6 +372,7 @@ _FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
     "Not": _not,
     "Or": _or,
     "Pow": _power,
+    "RandomNormalLike": _normal,
     "Reciprocal": _reciprocal,
     "Round": _of_one("round"),
     "Sqrt": _root,

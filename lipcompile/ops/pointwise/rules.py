@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
-from lipcompile.core.record import AnyOp, Inputs, Shape, Site, Theta
+from lipcompile.core.record import AnyOp, Inputs, NoAttributes, Shape, Site, Theta
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.rules import magnitude, plain
+from lipcompile.ops.rules import magnitude, plain, same_shape
 
 Truth = Literal["equal", "greater", "at_least", "is_nan", "is_infinite"]
 Rounding = Literal["truncated", "floor", "ceil", "round"]
@@ -71,6 +71,16 @@ def _of_size(num: Numbers[N], site: Site[Pointwise], x: Inputs[N], count: int, b
     return num.unbounded()
 
 
+def unbounded(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> N:
+    """X_out = ∞."""
+    return num.unbounded()
+
+
+def always(attributes: NoAttributes) -> bool:
+    """Noise is drawn whatever the attributes."""
+    return True
+
+
 POINTWISE = plain(
     "pointwise",
     Pointwise,
@@ -84,4 +94,17 @@ POINTWISE = plain(
     dsl=(),
 )
 
-OPS: tuple[AnyOp, ...] = (POINTWISE,)
+# In training, standard normal numbers in the shape of the operand, drawn for each entry of each example by itself;
+# in evaluation, their mean, 0.
+NOISE = plain(
+    "noise",
+    NoAttributes,
+    same_shape,
+    "pointwise.md#noise",
+    norm=unbounded,
+    lipschitz=None,
+    dsl=(),
+    draws=always,
+)
+
+OPS: tuple[AnyOp, ...] = (POINTWISE, NOISE)

@@ -17,7 +17,10 @@ def _call(node: Node, operands: Sequence[str]) -> str:
     return f"functional.pointwise({attributes.function!r}, {', '.join(operands)}{number})"
 
 
-EXPRESSIONS: Mapping[str, Expression] = {"pointwise": _call}
+EXPRESSIONS: Mapping[str, Expression] = {
+    "pointwise": _call,
+    "noise": lambda node, x: f"functional.noise({x[0]}, self.training)",
+}
 
 # As operators of ONNX
 
@@ -54,4 +57,11 @@ def _nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return op("Cast", made, to=1) if function in TRUTHS else made
 
 
-EMITTERS: Mapping[str, Emit] = {"pointwise": _nodes}
+def _noise(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    """Normal numbers in a file for training, else zeros."""
+    if writer.training:
+        return writer.op("RandomNormalLike", x[0])
+    return writer.op("Expand", writer.number(Fraction(0)), writer.op("Shape", x[0]))
+
+
+EMITTERS: Mapping[str, Emit] = {"pointwise": _nodes, "noise": _noise}

@@ -9,7 +9,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from lipcompile.core.record import Site
+from lipcompile.core.record import NoAttributes, Site
 from lipcompile.ops.pointwise.rules import BOUNDED, OPERANDS, Name, Pointwise
 from lipcompile.ops.table import OP_BY_NAME
 
@@ -63,4 +63,12 @@ def _attained() -> list[Witness]:
     ]
 
 
-ATTACKS: Mapping[str, Attack] = {"pointwise": Attack(_drawn, pointwise, _attained)}
+def noise(site: Site[NoAttributes], xs: Tensors, theta: Theta) -> Tensor:
+    generator = torch.Generator().manual_seed(site.entries)
+    return torch.randn(site.output, dtype=torch.float64, generator=generator)
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "pointwise": Attack(_drawn, pointwise, _attained),
+    "noise": Attack(lambda draw: (NoAttributes(), [draw.any_shape()], {}), noise, list),
+}

@@ -111,7 +111,8 @@ def test_a_private_module_in_a_wrapper_is_refused_with_the_fix() -> None:
     module = lipcompile.private(torch.nn.Linear(4, 3), (4,), loss="cross_entropy", bounds="clip")
     module, optimizer, loader = HELP.private(module=module)
     x, y = next(iter(loader))
-    module.criterion(torch.compile(module, backend="eager")(x), y).backward()
+    wrapped: Any = torch.compile(module, backend="eager")
+    module.criterion(wrapped(x), y).backward()
     with pytest.raises(PrivacyError, match=r"but 0 flowed back: .*module\.compile\(\)"):
         optimizer.step()
 
