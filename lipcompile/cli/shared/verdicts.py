@@ -17,7 +17,6 @@ from lipcompile.cli.shared.signals import signals
 from lipcompile.core.backend import Backend, find, program
 from lipcompile.core.record import class_axis
 from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity
-from lipcompile.ops.pointwise.rules import NOISE
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
@@ -61,9 +60,9 @@ _OF_THE_COMPILER = (
 )
 
 
-_OF_NOISE = (
-    "in evaluation mode the emitted module computes with the mean of its noise, 0: let `forward` do the same, or "
-    "draw there as in training"
+_OF_DRAWS = (
+    "in evaluation mode the emitted module computes with the mean of what it draws in training: let `forward` do "
+    "the same, as F.dropout does, and divide what is kept by the probability of that"
 )
 
 
@@ -110,8 +109,8 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
     except backend.deployment.ShapeError as error:
         return _error(f"the import is wrong: {error}")
     told = _told(found, original.runner)
-    noisy = derivation.analysis is not None and any(node.op is NOISE for node in derivation.analysis.graph.nodes)
-    return replace(told, help=_OF_NOISE) if noisy and told.code == "LIP320" else told
+    draws = derivation.analysis is not None and any(node.draws for node in derivation.analysis.graph.nodes)
+    return replace(told, help=_OF_DRAWS) if draws and told.code == "LIP320" else told
 
 
 def agreement(made: type[Any], original: Original, derivation: Derivation, backend: Backend) -> Any:

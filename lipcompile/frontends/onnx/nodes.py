@@ -38,7 +38,7 @@ FOLDED_ALONE = ("Constant",)
 # What a part of a spelling is refused for, if it turns out to be none.
 _ALONE = ("LIP100", "LIP110")
 # What draws random numbers for constants, which become those of an example where they meet it.
-_DRAWING = ("Dropout", "RandomUniformLike")
+_DRAWING = ("Bernoulli", "Dropout", "RandomUniformLike")
 
 
 @dataclass(slots=True)

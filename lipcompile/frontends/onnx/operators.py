@@ -64,7 +64,7 @@ _BY_VERSION: Mapping[int, str] = {
     20: "DFT Gelu IsNaN ReduceMax ReduceMin",
     21: "GroupNormalization",
     22: (
-        "AveragePool Conv ConvTranspose Dropout GRU GlobalAveragePool GlobalLpPool GlobalMaxPool "
+        "AveragePool Bernoulli Conv ConvTranspose Dropout GRU GlobalAveragePool GlobalLpPool GlobalMaxPool "
         "InstanceNormalization LSTM LpPool MaxPool RNN RandomNormalLike RandomUniformLike"
     ),
     23: "RMSNormalization",
@@ -108,7 +108,7 @@ PARTS = frozenset(
         *("Add", "Cast", "Clip", "Div", "Erf", "Exp", "IsNaN", "Log", "MatMul", "Max", "Mul", "Neg", "Pow"),
         *("Reciprocal", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Relu", "Sign", "Softmax", "Sqrt", "Sub"),
         *("AveragePool", "Where", "Dropout", "Identity", "Abs", "Tanh", "Sigmoid", "Not", "Less", "Greater"),
-        *("Floor", "GreaterOrEqual", "LessOrEqual", "RandomUniformLike"),
+        *("Bernoulli", "Floor", "GreaterOrEqual", "LessOrEqual", "RandomUniformLike"),
     )
 )
 # Operators that only change where entries stand.

@@ -315,3 +315,16 @@ def test_attention_among_tensors_whose_batches_stand_at_different_axes(
     nodes += [node("Softmax", "s", "w"), node("MatMul", f"w x{second[2]}", "h")]
     nodes += [node("ReduceMean", "h", "m", axes=[front], keepdims=0), node("Flatten", "m", "y")]
     assert errors(load(model(nodes, ["batch", 1, 4, 4]), tmp_path))
+
+
+def test_a_comparison_with_tokens_of_which_no_table_says_how_many_there_are(tmp_path: Path) -> None:
+    """As a mask of lengths is made: positions below the length."""
+    nodes = [
+        node("Unsqueeze", "x axes", "length"),
+        node("Less", "places length", "seen"),
+        node("Cast", "seen", "mask", to=1),
+        node("Gemm", "mask w", "y"),
+    ]
+    stored = {"axes": np.array([1]), "places": np.arange(6), "w": floats(6, 3)}
+    found = load(model(nodes, ("n",), stored, kind=TensorProto.INT64), tmp_path).diagnostics
+    assert {one.code for one in found} == {"LIP204", "LIP100"}  # a norm is given, and a comparison has none

@@ -156,7 +156,7 @@ def test_noise_that_is_more_than_added_computes_its_mean_in_evaluation_as_well()
         return h + (2 + torch.randn_like(h)).relu() if module.training else h
 
     module = Noisy(folded)
-    with pytest.raises(InputError, match="mean of its noise") as caught:
+    with pytest.raises(InputError, match="mean of what it draws") as caught:
         lipcompile.private(module, (6,), loss="cross_entropy", bounds="clip")
     assert caught.value.diagnostics[-1].code == "LIP320"
 

@@ -67,6 +67,26 @@ def compared_below(x: Tensor) -> Tensor:
     return x * (torch.rand_like(x) < KEPT).float() / KEPT
 
 
+def compared_at_most(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x) <= KEPT) / KEPT
+
+
+def coins(x: Tensor) -> Tensor:
+    return x * torch.bernoulli(torch.full_like(x, KEPT)) / KEPT
+
+
+def coins_of_examples(x: Tensor) -> Tensor:
+    return x / KEPT * torch.bernoulli(KEPT * torch.ones(len(x), 1))
+
+
+def chosen(x: Tensor) -> Tensor:
+    return torch.where(torch.rand_like(x) < KEPT, x / KEPT, torch.zeros_like(x))
+
+
+def masked(x: Tensor) -> Tensor:
+    return x.masked_fill(torch.rand_like(x) >= KEPT, 0.0) / KEPT
+
+
 ACCEPTED: dict[str, tuple[Drop, bool, str, tuple[Any, ...]]] = {
     "random depth": (random_depth, False, "grouped_dropout", (Fraction(1, 4), 0)),
     "random depth of images": (random_depth, True, "grouped_dropout", (Fraction(1, 4), 0)),
@@ -76,6 +96,11 @@ ACCEPTED: dict[str, tuple[Drop, bool, str, tuple[Any, ...]]] = {
     "channels in place": (nn.Dropout2d(1 - KEPT, inplace=True), True, "grouped_dropout", (Fraction(1, 4), 1)),
     "entries above a number": (compared, False, "dropout", (Fraction(1, 4),)),
     "entries of images below a number": (compared_below, True, "dropout", (Fraction(1, 4),)),
+    "entries at most a number": (compared_at_most, False, "dropout", (Fraction(1, 4),)),
+    "coins": (coins, False, "dropout", (Fraction(1, 4),)),
+    "coins of examples": (coins_of_examples, False, "grouped_dropout", (Fraction(1, 4), 0)),
+    "entries that are chosen": (chosen, False, "dropout", (Fraction(1, 4),)),
+    "entries that are masked": (masked, False, "dropout", (Fraction(1, 4),)),
     "entries in place": (in_place, False, "dropout", (Fraction(1, 4),)),
 }
 

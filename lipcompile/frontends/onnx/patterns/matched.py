@@ -170,7 +170,7 @@ def dropped(context: Context, node: OnnxNode, found: Found) -> Value | None:
     if draw is None or operand is None or not _goes_to(context, draw, node) or "seed" in draw.attributes:
         return None
     axes, fate = _axes_of_draws(context, found, shape_of(operand)), _kept(context, draw, found)
-    if axes is None or fate is None:
+    if axes is None or fate is None or not _fills(context, found, operand):
         return None
     (lost, factor), rank = fate, len(shape_of(operand))
     if axes == rank:
@@ -214,10 +214,14 @@ def _has_shape(context: Context, name: str, example: Shape) -> bool:
 
 def _kept(context: Context, draw: OnnxNode, found: Found) -> tuple[Fraction, Fraction] | None:
     """Return the probability of a 0, and what the ones are times 1 minus that; None if the draws are others."""
-    if draw.op_type == "Dropout":
-        ones = context.items[str(found["drawn"])]
-        assert isinstance(ones, Known)
-        return (drop_probability(context, draw), ONE) if bool((ones.array == 1).all()) else None
+    if draw.op_type in ("Bernoulli", "Dropout"):
+        drawn = context.items[str(found["drawn"])]
+        assert isinstance(drawn, Known)
+        numbers = set(drawn.array.flat)
+        if draw.op_type == "Dropout":
+            return (drop_probability(context, draw), ONE) if numbers == {1} else None
+        kept = Fraction(float(numbers.pop())) if len(numbers) == 1 else Fraction(0)
+        return (1 - kept, kept) if 0 < kept <= 1 else None
     kept = 1 - _number(found, "lost") if "lost" in found else _number(found, "kept")
     if draw.number("low", Fraction(0)) != 0 or draw.number("high", ONE) != 1 or not 0 < kept <= 1:
         return None

@@ -205,11 +205,18 @@ EXPONENTIAL = Same(
 
 # Dropout spelled out: a number from 0 to 1 for each entry, or for several, is below p or not.
 DRAW = Op("RandomUniformLike", (either(Constant("drawn"), Tensor("like")),), key="draw")
+_BELOW, _ABOVE = ("Less", "LessOrEqual"), ("Greater", "GreaterOrEqual")
+COMPARED, LOST = (
+    either(
+        *(Op(compares, (DRAW, Single(below))) for compares in _BELOW),
+        *(Op(compares, (DRAW, Single(above))) for compares in _ABOVE),
+    )
+    for below, above in (("kept", "lost"), ("lost", "kept"))
+)
 FATE = either(
-    Op("Less", (DRAW, Single("kept"))),
-    Op("Greater", (DRAW, Single("lost"))),
+    COMPARED,
     Op("Floor", (plus("kept", (1, DRAW)),)),
-    Op("Dropout", (Constant("drawn"),), key="draw"),
+    *(Op(one, (Constant("drawn"),), key="draw") for one in ("Bernoulli", "Dropout")),
 )
 
 _QUOTIENT = ("Mul", "Div")
@@ -228,6 +235,8 @@ SPELLINGS: Sequence[Spelling] = (
     Spelling(("Where",), Op("Where", (POSITIVE, X, times(X, factor="slope"))), leaky_relu),
     Spelling(("Where",), Op("Where", (NEGATIVE, times(X, factor="slope"), X)), leaky_relu),
     Spelling(_QUOTIENT, times(X, FATE, factor="c"), dropped),
+    Spelling(("Where",), Op("Where", (COMPARED, times(X, factor="c"), FILLING)), dropped),
+    Spelling(("Where",), Op("Where", (LOST, FILLING, times(X, factor="c"))), dropped),
     Spelling(("Mul",), times(X, Op("Sigmoid", (times(X, factor="a"),)), factor="c"), quick_gelu),
     Spelling(("Log",), plus(0, (1, Op("Log", (plus(1, (1, Op("Exp", (X,)))),)))), elementwise("softplus")),
     Spelling(_QUOTIENT, over(CENTRED, plus("eps", ("k", VARIANCE)), -HALF), layer_norm),
