@@ -166,7 +166,13 @@ class Derivation:
                 alike = (other.op, other.attributes, other.site.I) == (node.op, node.attributes, node.site.I)
                 is_matrix = (MATRICES.get(other.op), MATRICES.get(node.op)) == (first, role)
                 is_tied = is_matrix and node.op != "embedding" and len(node.parameters) == 1
-                require(alike or is_tied, f"{name} is shared with {other.name}, which is a different linear map")
+                is_table = (
+                    (other.op, other.attributes) == (node.op, node.attributes) == ("embedding", node.attributes)
+                )
+                require(
+                    alike or is_tied or is_table,
+                    f"{name} is shared with {other.name}, which is a different linear map",
+                )
             self.uses[name].append((node.name, role))
             if p.constraint != "free":  # ‖K‖_F bounds the norm of a convolution by √M times it
                 overlap = getattr(node.site, "overlap", 1) if p.constraint == "frobenius" else 1

@@ -142,7 +142,7 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes:
         for role, name in node.parameters.items():
             other, first_role = first.setdefault(name, (node, role))
-            if (other.op, other.site) == (node.op, node.site):
+            if (other.op, other.site) == (node.op, node.site) or _are_tables(other, node):
                 continue
             is_of_reals = len(node.parameters) == 1 and node.op.takes == "reals"
             kind = graph.parameters[name].constraint.kind
@@ -153,6 +153,11 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
                     "use --bounds clip, under which dense layers and embeddings may share a matrix; other layers "
                     "share weights only with equal attributes and input shapes",
                 )
+
+
+def _are_tables(*nodes: Node) -> bool:
+    """Whether nodes read rows of one table, whose norms are those of its constraint for any number of tokens."""
+    return all(node.op.takes == "tokens" for node in nodes) and len({node.attributes for node in nodes}) == 1
 
 
 def _jumps(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:

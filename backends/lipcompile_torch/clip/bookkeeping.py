@@ -61,7 +61,7 @@ class Summed:
     kernel.
 
     Args:
-        gradients: [B, *parameter] in float64 or float32.
+        gradients: [B, *parameter] in float64 or float32; [B, 1] of a parameter without axes.
     """
 
     gradients: Tensor
@@ -72,7 +72,7 @@ class Summed:
         lead = cotangent.dim() - len(shape)
         wide = [lead + axis for axis, own in enumerate(shape) if own == 1 != cotangent.shape[lead + axis]]
         axes = [*range(1, lead), *wide]
-        return Summed(sum_of_each(cotangent, tuple(axes)).reshape(len(cotangent), *shape))
+        return Summed(sum_of_each(cotangent, tuple(axes)).reshape(len(cotangent), *(shape or (1,))))
 
     def kept(self, views: int) -> Summed:
         """Return the use by examples of so many rows each."""

@@ -19,10 +19,12 @@ from lipcompile.ops.embedding.rules import Embedding
 from lipcompile.ops.shape.rules import Reshape, Slice
 from lipcompile.ops.table import OP_BY_NAME
 
+# What hands on all tokens.
+_ALL_TOKENS = ("Cast", "CastLike", "Gather", "Identity", "Reshape", "Shape", "Size")
 # What tokens pass as they are; to everything else they are numbers.
-_READ_TOKENS = ("Cast", "CastLike", "Gather", "Identity", "Reshape", "Shape", "Size")
+_READ_TOKENS = (*_ALL_TOKENS, "Slice", "Split", "Squeeze", "Unsqueeze")
 # What takes some of them.
-_PART_TOKENS = (*_READ_TOKENS, "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+_PART_TOKENS = (*_READ_TOKENS, "Transpose")
 
 # Also for the importers, which name it with what they refuse.
 __all__ = ["MIXES", "Blamed", "Context", "Importer", "as_tensor", "shape_of"]
@@ -124,7 +126,7 @@ class Context:
             if isinstance(table, Known) and table.array.ndim == 2:
                 name, entries = node.proto.input[1], len(table.array)
                 of = self._tokens_of(name, _PART_TOKENS)
-                whole += [entries] * (self._tokens_of(name, _READ_TOKENS) == source)
+                whole += [entries] * (self._tokens_of(name, _ALL_TOKENS) == source)
                 parts += [entries] * (of == source)
                 others += [entries] * (of is not None)
         return min(whole, default=None) or max(parts, default=None) or max(others, default=None)
@@ -220,8 +222,9 @@ class Context:
     def add(
         self, node: OnnxNode, op: AnyOp, attributes: Any, operands: Sequence[Value], suffix: str = ""
     ) -> Value:
-        """Add a node without parameters."""
-        return self.builder.add(op, attributes, operands, name=node.name + suffix)
+        """Add a node without parameters; tokens are numbers to one that computes with them."""
+        values = operands if op.takes != "reals" else [self.numbers(operand) for operand in operands]
+        return self.builder.add(op, attributes, values, name=node.name + suffix)
 
     def follower(self, node: OnnxNode, op_type: str) -> OnnxNode | None:
         """Return the only reader of a node's output, if it is an `op_type` and nothing else sees the output."""

@@ -45,7 +45,7 @@ def _with_constant(
     known = _for_one_example(context, part, len(made.shape))
     if known.array.ndim > axis and known.array.shape[axis] == 0:
         return made
-    return beside(context, node, made, known, axis, last=last)
+    return beside(context, node, context.numbers(made), known, axis, last=last)
 
 
 def _for_one_example(context: Context, known: Known, rank: int) -> Known:

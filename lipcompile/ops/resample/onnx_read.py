@@ -119,8 +119,7 @@ def gather(context: Context, node: OnnxNode) -> Value:
     """Constant indices along an axis of the example (a run of them is a slice), or rows of a table by tokens."""
     if isinstance(context.item(node, 0), Known):
         return _embedding(context, node)
-    operand = context.numbers(context.tensor(node))
-    indices = context.known(node, 1, "the indices")
+    operand, indices = context.tensor(node), context.known(node, 1, "the indices")
     axis = context.axis(node, node.integer("axis", 0), len(shape_of(operand)) + 1)
     size = shape_of(operand)[axis]
     found = tuple(_index(index, size) for index in integers(indices, "the indices")) if indices else ()

@@ -33,7 +33,6 @@ def reshape_to(context: Context, node: OnnxNode, operand: Value, shape: Shape, s
     """Add what turns the operand into this shape: nothing, a flatten or a reshape; nothing to a poisoned one."""
     if operand.shape is None or operand.shape == shape:
         return operand
-    operand = context.numbers(operand)
     if len(shape) == 1:
         return context.add(node, OP_BY_NAME["flatten"], NoAttributes(), [operand], suffix)
     return context.add(node, OP_BY_NAME["reshape"], Reshape(shape), [operand], suffix)

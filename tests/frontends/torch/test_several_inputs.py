@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lipcompile_verify import verify
 from torch import Tensor, nn
 
 import lipcompile
@@ -221,6 +222,97 @@ def test_each_entry_has_the_tokens_of_the_tables_that_read_it() -> None:
     analysis = from_module(Text().eval(), text(), bounds="clip", loss="cross_entropy").analysis
     assert analysis is not None
     assert vocabulary(analysis.graph) == (*[WORDS] * 5, *[WORDS] * 5, *[KINDS] * 5)
+
+
+class Towers(nn.Module):
+    """A number of a user and one of an item, each with a table of its own, and a shift of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.users, self.items, self.shift = nn.Embedding(5, 3), nn.Embedding(7, 3), nn.Parameter(torch.ones(1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.both(ids[:, 0], ids[:, 1])
+
+    def both(self, user: Tensor, item: Tensor) -> Tensor:
+        found: Tensor = (self.users(user) * self.items(item)).sum(-1) + self.shift
+        return found
+
+
+class Pairs(Towers):
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:  # type: ignore[override]
+        return self.both(user, item)
+
+
+@pytest.mark.parametrize("kind", [Towers, Pairs])
+def test_a_token_of_each_column_selects_a_row_and_all_is_clipped(kind: type[Towers]) -> None:
+    """The gradients are those of torch, one example at a time; the shift is a parameter without axes."""
+    ids, wanted = torch.tensor([[4, 6], [0, 2], [4, 2]]), torch.tensor([3.0, -2.0, 0.5])
+    given = (ids,) if kind is Towers else tuple(ids.T)
+    example = ids if kind is Towers else {"user": ids[:, 0], "item": ids[:, 1]}
+    module, loss = kind(), nn.MSELoss()
+    private = lipcompile.private(module, example, loss=loss, bounds="clip", clip_length=0.5)
+    torch.testing.assert_close(private(*given), module(*given))
+    private.guard_layers()
+    private.gate.reset()
+    private.criterion(private(*given), wanted).backward()
+    sums = [torch.zeros_like(one) for one in module.parameters()]
+    for row, target in zip(ids, wanted, strict=True):
+        value = (module.users.weight[row[0]] * module.items.weight[row[1]]).sum() + module.shift[0]
+        gradients = torch.autograd.grad((value - target) ** 2, list(module.parameters()))
+        norm = torch.stack([one.norm() for one in gradients]).norm()
+        for total, one in zip(sums, gradients, strict=True):
+            total += one * min(1.0, 0.5 / float(norm))
+    found = {one.shape.numel(): one.grad for one in private.parameters()}
+    for total in sums:
+        torch.testing.assert_close(found[total.numel()].reshape(total.shape), total)
+
+
+def test_a_column_of_tokens_reads_its_table_alone() -> None:
+    analysis = from_module(Towers(), (2,), bounds="clip", loss="mean_squared_error").analysis
+    assert analysis is not None
+    assert vocabulary(analysis.graph) == (5, 7)
+    assert [node.op.name for node in analysis.graph.nodes].count("embedding") == 2
+
+
+class Search(nn.Module):
+    """A query and a text of other lengths, whose words have one table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.left, self.right = nn.Embedding(5, 3), nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, query: Tensor, words: Tensor) -> Tensor:
+        return torch.cat([self.left(self.words(query).mean(1)), self.right(self.words(words).sum(1))], 1)
+
+
+QUERY, WORDS_OF = torch.tensor([[0, 0], [3, 1]]), torch.tensor([[0, 0, 0, 0, 0], [1, 2, 2, 4, 0]])
+
+
+@pytest.mark.filterwarnings("ignore:.*it will be scaled down")
+def test_tokens_of_several_lengths_share_a_table() -> None:
+    """If all tokens are alike, a row gets the gradient of the mean once and that of the sum five times.
+
+    Weights of norm 1 hand on the whole gradient of the loss, √2 at most: √2·√(1 + 25) in all, which no loss of both
+    halves reaches. Two logits of the sum alone do reach 5·√2.
+    """
+    proved = lipcompile.private(Search(), {"query": QUERY, "words": WORDS_OF}, bounds="theorem")
+    table = next(name for name in proved.bounds if "words" in name)
+    assert 50**0.5 <= proved.bounds[table] <= 52**0.5 * (1 + 1e-6)
+    assert not verify(proved.certificate).problems
+
+
+def test_uses_of_a_table_by_several_lengths_are_clipped_as_one() -> None:
+    module = Search()
+    private = lipcompile.private(module, {"query": QUERY, "words": WORDS_OF}, bounds="clip", clip_length=0.5)
+    assert not verify(private.certificate).problems
+    x, y = torch.cat([QUERY, WORDS_OF], 1), torch.tensor([1, 3])
+    torch.testing.assert_close(private(QUERY, WORDS_OF), module(QUERY, WORDS_OF))
+    found, wanted = clipped(private, x, y), expected(private, x, y)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name].double(), gradient)
 
 
 def test_numbers_beside_tokens_are_refused() -> None:
