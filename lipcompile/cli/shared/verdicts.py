@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lipcompile.analysis.requirements import proves
-from lipcompile.analysis.tokens import vocabulary
+from lipcompile.analysis.tokens import places, vocabulary
 from lipcompile.analysis.usefulness import ADVICE, LARGEST_EXCESS
 from lipcompile.cli.shared.output import complain, serious
 from lipcompile.cli.shared.signals import signals
@@ -116,12 +116,14 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
 def agreement(made: type[Any], original: Original, derivation: Derivation, backend: Backend) -> Any:
     """Return how far a class of modules is from the original on random inputs; raises the backend's ShapeError."""
     assert derivation.analysis is not None
+    graph = derivation.analysis.graph
     return backend.deployment.agreement_with_original(
         made,
         original,
         batch=original.batch,
         precision=original.precision,
-        vocabulary=vocabulary(derivation.analysis.graph),
+        vocabulary=vocabulary(graph),
+        places=() if graph.input.tokens or graph.input.norm is not None else places(graph),
         log_softmax=_log_softmax(derivation),
     )
 

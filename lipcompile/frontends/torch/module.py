@@ -126,11 +126,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     rows = padded(module) if hides else {}
     try:
         with without_rows_of_padding(rows), noted() as seen:
-            program, taken = traced(module, examples)
-            if options.clips_all and options.input_norm is None:  # no example is scaled: whole numbers stay whole
-                module, real = in_real_numbers(module, taken)
-                if real is not taken:
-                    program, taken = traced(module, real)
+            module, program, taken = traced_in_numbers(module, examples, options)
         is_open = has_open_batch(program)
         loaded, model = imported(program, options.repairs)
         if loaded.graph is not None and not is_open:
@@ -155,6 +151,21 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         ),
         original=None if options.is_repaired else partial(original_run, module, taken, model),
     )
+
+
+def traced_in_numbers(
+    module: Module, examples: Sequence[Example], options: ModelOptions
+) -> tuple[Module, ExportedProgram, Sequence[Example]]:
+    """Trace a module, or the one that takes all examples as real numbers if they are of both kinds.
+
+    Returns the module that was traced, the trace, and the examples with their kinds; raises Untraceable.
+    """
+    program, taken = traced(module, examples)
+    if options.clips_all and options.input_norm is None:  # no example is scaled: whole numbers stay whole
+        module, real = in_real_numbers(module, taken)
+        if real is not taken:
+            return (module, *traced(module, real))
+    return module, program, taken
 
 
 def _size(module: Module) -> int:

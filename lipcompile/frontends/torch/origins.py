@@ -17,9 +17,9 @@ from lipcompile.core.derivation import Source
 from lipcompile.diagnostics import InputError, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
-from lipcompile.frontends.torch.module import ModuleRun, examples_of, frozen, original_run
+from lipcompile.frontends.torch.module import ModuleRun, examples_of, frozen, original_run, traced_in_numbers
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
-from lipcompile.frontends.torch.tracing import Untraceable, traced
+from lipcompile.frontends.torch.tracing import Untraceable
 from lipcompile.frontends.torch.translation import translated
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
     """
     try:
         with without_rows_of_padding(padded(module)):
-            program, taken = traced(module, examples_of(example))
+            traced_module, program, taken = traced_in_numbers(module, examples_of(example), options)
         model = translated(program)
     except Untraceable as refused:
         raise InputError((refused.diagnostic,)) from None
@@ -91,7 +91,7 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
         if not np.array_equal(entries[first] + entries[second], array):
             raise _foreign(f"`{name}` is computed from several weights, as by a folded normalisation")
     sizes = {name: array.size for name, array in stored.items()}
-    return Origins(sizes, found, loaded, original_run(module, taken, model))
+    return Origins(sizes, found, loaded, original_run(traced_module, taken, model))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import lipcompile
 from lipcompile import InputError
+from lipcompile.analysis.tokens import places
+from lipcompile.pipeline import from_module
 from tests.torch.clip_nets import clipped, expected, whole
 
 CATEGORIES = torch.tensor([[0, 3], [6, 0], [2, 1], [5, 2]])
@@ -145,3 +147,49 @@ def test_bytes_beside_real_numbers_are_no_categories() -> None:
     private = compiled(Columns(), CATEGORIES, NUMBERS)
     with pytest.raises(ValueError, match=r"expected `categories` as floating point numbers, got torch\.uint8"):
         private(CATEGORIES.to(torch.uint8), NUMBERS)
+
+
+class Shifted(Columns):
+    """One table for both columns: the rows of the second begin behind those of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Embedding(11, 4)
+        self.hidden = nn.Linear(8 + 5, 8)
+
+    def forward(self, categories: Tensor, numbers: Tensor) -> Tensor:
+        rows = self.both(categories + torch.tensor([0, 7])).flatten(1)
+        found: Tensor = self.head(self.hidden(torch.cat([rows, numbers], 1)).relu())
+        return found
+
+
+class Cast(Columns):
+    """One tensor of real numbers, of which the first two are categories."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x[:, :2].long(), x[:, 2:])
+
+
+@pytest.mark.parametrize("kind", [Columns, Shifted, Cast])
+@pytest.mark.filterwarnings("ignore:the output does not depend")
+def test_trained_weights_go_back(kind: type[Columns]) -> None:
+    given = (torch.cat([CATEGORIES, NUMBERS], 1),) if kind is Cast else (CATEGORIES, NUMBERS)
+    example = given[0] if kind is Cast else dict(zip(("categories", "numbers"), given, strict=True))
+    private = lipcompile.private(kind(), example, bounds="clip").eval()
+    with torch.no_grad():
+        for place, parameter in enumerate(one for one in private.parameters() if one.requires_grad):
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(place)))
+    mine = lipcompile.load_trained(kind(), private, example)
+    torch.testing.assert_close(mine(*given), private(*given))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [(Columns, (7, 4)), (Shifted, (4, 4)), (Cast, (7, 4))], ids=["columns", "shifted", "cast"]
+)
+@pytest.mark.filterwarnings("ignore:the output does not depend")
+def test_imports_are_compared_at_categories_that_exist(kind: type[Columns], rows: tuple[int, ...]) -> None:
+    """Of one table of 11 rows, in which categories are moved by 7 at most, four are reached from any place."""
+    example: Any = torch.zeros(2, 7) if kind is Cast else {"categories": CATEGORIES, "numbers": NUMBERS}
+    analysis = from_module(kind(), example, bounds="clip", loss="cross_entropy").analysis
+    assert analysis is not None
+    assert places(analysis.graph) == (*rows, 0, 0, 0, 0, 0)
