@@ -127,7 +127,7 @@ def explaining() -> Iterator[None]:
         for pattern, cause, help_line in _CAUSES:
             found = re.search(pattern, str(error))
             if found is not None:
-                message = f"each example passes the module by itself, but {found.expand(cause)}{_place(error)}"
+                message = f"each example passes the module by itself, but {found.expand(cause)}{line_of(error)}"
                 raise PrivacyError(f"{message}: {help_line}") from error
         raise
 
@@ -135,8 +135,8 @@ def explaining() -> Iterator[None]:
 _LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
 
 
-def _place(error: RuntimeError) -> str:
-    """Return the line of the user's that an error comes from."""
+def line_of(error: RuntimeError) -> str:
+    """Return the line of the user's that an error comes from, in brackets; nothing if none is known."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     own = [frame for frame in own if Path(frame.filename).is_file()]

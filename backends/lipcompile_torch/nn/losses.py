@@ -8,6 +8,7 @@ call: a soft, scaled, weighted or out-of-range target has another constant, so i
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere in this
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from ..clip.example_passes import line_of
 from .regression import (
     Reduce,
     absolute_error,
@@ -55,9 +57,10 @@ __all__ = [
 def _labels(output: Tensor, target: Tensor, ignore: int | None = None) -> Tensor:
     """Check integer targets, one for each vector of logits [..., K]; return them as int64."""
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise ValueError(
-            f"targets must be class indices, not {target.dtype}: use target.argmax(-1) for one-hot rows"
-        )
+        help_line = "call target.long()"
+        if target.shape == output.shape:
+            help_line = "use target.argmax(-1) for one-hot rows; probabilities need a function as the loss"
+        raise ValueError(f"targets must be class indices, not {target.dtype}: {help_line}")
     if target.shape != output.shape[:-1]:
         what = "an example" if output.dim() == 2 else "a token"
         raise ValueError(
@@ -67,7 +70,9 @@ def _labels(output: Tensor, target: Tensor, ignore: int | None = None) -> Tensor
     counted = labels if ignore is None else labels.masked_fill(labels == ignore, 0)
     least, most = torch.stack(counted.aminmax()).tolist() if counted.numel() else (0, 0)  # in one transfer
     if least < 0 or most >= output.shape[-1]:
-        help_line = "drop such examples or add classes" if output.dim() == 2 else "name the label to `ignore`"
+        help_line = "name the label to `ignore`"
+        if output.dim() == 2:
+            help_line = "count classes from 0, drop such examples or add classes"
         raise ValueError(f"a class index is outside 0 … {output.shape[-1] - 1}: {help_line}")
     return labels
 
@@ -347,8 +352,45 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
         if "vmap" not in str(error):
             raise
         help_line = "use torch.where in the place of `if`, and no .item()"
-        raise ValueError(f"the loss cannot be computed of each example alone: {help_line} ({error})") from None
+        message = f"the loss cannot be computed of each example alone{line_of(error)}: {help_line} ({error})"
+        raise ValueError(message) from None
     return losses
+
+
+class MixingWarning(UserWarning):
+    """A loss of a batch is made of more than the losses of its examples."""
+
+
+@torch.no_grad()
+def warn_of_mixing(function: Callable[[Tensor, Any], Tensor], output: Tensor, target: Any, losses: Tensor) -> None:
+    """Warn of a function whose value for a batch is neither the mean nor the sum of its values for the examples.
+
+    Args:
+        function: as that of :func:`own`.
+        output, target: of B examples.
+        losses: its values for each example alone, [B].
+    """
+    if len(output) < 2 or torch.compiler.is_compiling():
+        return
+    try:
+        with torch.random.fork_rng(devices=[]):
+            values = [function(output, target).double().reshape(-1) for _ in range(2)]
+    except Exception:
+        return
+    alone = losses.double()
+    known = [alone] if values[0].numel() > 1 else [alone.sum()[None], alone.mean()[None]]
+    whole, again = values
+    is_fixed = bool(whole.isfinite().all()) and torch.equal(whole, again)  # with dropout no two values are one
+    if is_fixed and not any(one.shape == whole.shape and torch.allclose(whole, one, 1e-3, 1e-6) for one in known):
+        nothing = " Of each it is 0, so nothing is learned." if not losses.any() else ""
+        warnings.warn(
+            "the loss of this batch is neither the mean nor the sum of the losses of its examples: it compares "
+            "examples, or divides by what they share. It is given one example at a time."
+            f"{nothing} What is compared, such as a pair, must be one example, with several inputs. Class "
+            "weights have no effect on the mean over one example: write them as factors",
+            MixingWarning,
+            stacklevel=4,
+        )
 
 
 class _CheckedTables(TorchFunctionMode):

@@ -55,6 +55,7 @@ class GateRecord:
         batch: stands for the batch that was drawn last.
         aside: outputs pass by the gate: what computes them one example at a time lets them through it together.
         aliases: where the parameters enter the forward pass.
+        is_loss_tried: a function of Python that is the loss was given a batch, see `losses.warn_of_mixing`.
     """
 
     examples: int = 0
@@ -66,6 +67,7 @@ class GateRecord:
     batch: object = None
     aside: bool = False
     aliases: ParameterAliases = field(default_factory=ParameterAliases)
+    is_loss_tried: bool = False
 
     def bypassed(self) -> AbstractContextManager[None]:
         """Set ``aside`` meanwhile."""

@@ -25,6 +25,7 @@ from ..clip.example_gradients import by_example
 from ..nn import functional
 from ..nn.constrained import ConstrainedLayer, OutsideWarning, constraints_of, outside
 from ..nn.inputs import joined
+from ..nn.losses import warn_of_mixing
 from ..sharding import gathered, hooked, plain_type, settle
 from .aliases import OVERLAP
 from .gate import GateRecord, Passage, check_saving, during, enter_criterion, leave_criterion, pass_gate
@@ -125,7 +126,11 @@ class LipschitzModule(nn.Module):
         if views is not None:
             output = output.flatten(0, 1)
             target = tree_map(lambda part: part.repeat_interleave(views, 0), target)
-        total = self.per_example_loss(output, target).sum() / (self.normaliser * (views or 1))
+        losses = self.per_example_loss(output, target)
+        if self.own_loss is not None and not self.gate.is_loss_tried and len(output) > 1:
+            self.gate.is_loss_tried = True
+            warn_of_mixing(self.own_loss, output, target, losses)
+        total = losses.sum() / (self.normaliser * (views or 1))
         return leave_criterion(total, self) if total.requires_grad else total
 
     def clip_input(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.nn.losses import MixingWarning
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_verify import verify
 from torch import Tensor, nn
@@ -141,6 +142,44 @@ def test_a_loss_that_combines_examples_is_given_one_at_a_time() -> None:
     module = lipcompile.private(net(), [4], loss=lambda out, y: F.cross_entropy(out - out.mean(0), y))
     # Of one example the difference from the mean is zero: log 3, whatever the others are.
     torch.testing.assert_close(module.per_example_loss(module(X), Y), torch.full((6,), 3.0).log())
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 9.0])
+
+
+@pytest.mark.parametrize(
+    ("loss", "nothing"),
+    [
+        (lambda out, _: F.cross_entropy(out @ out.T, torch.arange(len(out))), True),
+        (lambda out, y: F.cross_entropy(out, y, weight=WEIGHTS), False),
+        (lambda out, y: F.cross_entropy(out - out.mean(0), y), False),
+    ],
+    ids=["pairs of a batch", "weights that torch divides by", "a mean over the batch"],
+)
+def test_a_loss_that_is_not_made_of_those_of_examples_is_warned_of_once(loss: Any, nothing: bool) -> None:
+    """Of one example alone, the only logit of a pair has the probability 1, and one weight cancels out."""
+    module = private(loss)
+    with pytest.warns(MixingWarning, match="neither the mean nor the sum") as told:
+        module.criterion(module(X), Y)
+    assert ("so nothing is learned" in str(told[0].message)) is nothing
+    module.criterion(module(X), Y)  # a second warning would be an error
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_loss_that_is_made_of_those_of_examples_is_not_warned_of(reduction: str) -> None:
+    module = private(lambda out, y: F.cross_entropy(F.dropout(out), y, reduction=reduction))
+    module.criterion(module(X), Y)
+    module = private(lambda out, y: F.cross_entropy(out, y, reduction=reduction))
+    state = torch.get_rng_state()
+    module.criterion(module(X), Y)
+    module.criterion(module(X[:1]), Y[:1])
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_what_cannot_be_computed_of_one_example_names_the_line() -> None:
+    module = private(lambda out, _: out.sum() if out.sum() > 0 else -out.sum())
+    with pytest.raises(ValueError, match=r"of each example alone \(.*test_own_losses\.py, line \d+\)"):
+        module.criterion(module(X), Y)
 
 
 def test_targets_are_what_the_function_takes() -> None:

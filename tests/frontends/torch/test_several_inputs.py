@@ -295,8 +295,8 @@ QUERY, WORDS_OF = torch.tensor([[0, 0], [3, 1]]), torch.tensor([[0, 0, 0, 0, 0],
 def test_tokens_of_several_lengths_share_a_table() -> None:
     """If all tokens are alike, a row gets the gradient of the mean once and that of the sum five times.
 
-    Weights of norm 1 hand on the whole gradient of the loss, √2 at most: √2·√(1 + 25) in all, which no loss of both
-    halves reaches. Two logits of the sum alone do reach 5·√2.
+    Weights of norm 1 hand on the whole gradient of the loss, √2 at most: √2·√(1 + 25) in all, which no loss
+    of both halves reaches. Two logits of the sum alone do reach 5·√2.
     """
     proved = lipcompile.private(Search(), {"query": QUERY, "words": WORDS_OF}, bounds="theorem")
     table = next(name for name in proved.bounds if "words" in name)

@@ -282,3 +282,18 @@ def test_targets_of_exactly_the_norm_pass() -> None:
     torch.manual_seed(0)
     target = 3 * torch.nn.functional.normalize(torch.randn(200, 7))
     losses.squared_error(torch.zeros(200, 7), target, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (torch.tensor([0.0, 2.0]), r"torch\.float32: call target\.long\(\)"),
+        (torch.tensor([False, True]), r"torch\.bool: call target\.long\(\)"),
+        (torch.eye(3)[:2], r"use target\.argmax\(-1\) for one-hot rows; probabilities need a function"),
+        (torch.tensor([1, 3]), r"outside 0 … 2: count classes from 0"),
+    ],
+    ids=["real", "truths", "one hot", "from 1"],
+)
+def test_labels_of_another_form_are_refused_with_what_makes_them(target: Tensor, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        losses.cross_entropy(torch.zeros(2, 3), target)
