@@ -372,9 +372,16 @@ def warn_of_mixing(function: Callable[[Tensor, Any], Tensor], output: Tensor, ta
     """
     if len(output) < 2 or torch.compiler.is_compiling():
         return
+
+    def value() -> Tensor:  # of copies, which the function may write into
+        given = tree_map(
+            lambda part: part.clone() if isinstance(part, Tensor) else part, (output.detach(), target)
+        )
+        return function(*given).double().reshape(-1)
+
     try:
         with torch.random.fork_rng(devices=[]):
-            values = [function(output, target).double().reshape(-1) for _ in range(2)]
+            values = [value() for _ in range(2)]
     except Exception:
         return
     alone = losses.double()
