@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes, Shape
@@ -29,19 +32,13 @@ from lipcompile.ops.shape.onnx_read import cut, reshape_to
 from lipcompile.ops.shape.rules import Slice
 from lipcompile.ops.table import OP_BY_NAME
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # Larger powers are written by nobody, and would make graphs long.
 LARGEST_POWER = 8
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
     """Return the shape that these have together, aligned at their last axes; raises Refusal (LIP102)."""
-    import numpy as np
-
     try:
         return tuple(int(size) for size in np.broadcast_shapes(*shapes))
     except ValueError:
@@ -136,8 +133,6 @@ def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str
 
 def divided(context: Context, node: OnnxNode, operand: Value, divisor: Known) -> Value:
     """Divide by a constant with more than one entry."""
-    import numpy as np
-
     operand, aligned = fitted(context, node, operand, divisor)
     array = floats(aligned.array, "the divisor").astype(np.float64)
     if operand.shape is None:
@@ -154,8 +149,6 @@ def divided(context: Context, node: OnnxNode, operand: Value, divisor: Known) ->
 
 def mask_of(context: Context, known: Known, example: Shape) -> Array:
     """Return the condition of a Where for each entry of the example."""
-    import numpy as np
-
     mask = context.of_one_example(known, example).array
     expect_array(example)
     try:
@@ -190,8 +183,6 @@ def where(context: Context, node: OnnxNode) -> Value:
 
 def masked(context: Context, node: OnnxNode, operand: Value, kept: Array, other: Array) -> Value:
     """Keep some entries of a tensor; numbers, broadcast to its shape, take the place of the others."""
-    import numpy as np
-
     numbers = np.where(kept, np.float64(0), np.broadcast_to(floats(other, "a constant"), kept.shape))
     if not np.isfinite(numbers).all():
         raise Refusal("LIP304", "a constant is NaN or infinite", "hide by a large number, such as -100")
@@ -202,8 +193,6 @@ def masked(context: Context, node: OnnxNode, operand: Value, kept: Array, other:
 
 def triangle(context: Context, node: OnnxNode) -> Value:
     """The upper or lower triangle of the last two axes; zeros elsewhere."""
-    import numpy as np
-
     operand, known = context.tensor(node), context.known(node, 1, "k")
     example = shape_of(operand)
     if len(example) < 2 or context.layout.place >= context.layout.rank(example) - 2:
@@ -219,8 +208,6 @@ def triangle(context: Context, node: OnnxNode) -> Value:
 
 def limited(context: Context, node: OnnxNode, operand: Value, known: Known, *, largest: bool) -> Value:
     """max(x, c) = c + relu(x - c), min(x, c) = c - relu(c - x)."""
-    import numpy as np
-
     operand, aligned = fitted(context, node, operand, known)
     if operand.shape is None:
         return operand

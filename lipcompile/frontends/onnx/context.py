@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from lipcompile.core.graph import GraphBuilder, Value
 from lipcompile.core.record import AnyOp, NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
@@ -100,8 +102,6 @@ class Context:
         if not self.builder.holds_tokens(value) or value.shape is None:
             return value
         if value.name not in self.numbered and (entries := self._vocabulary(value)) is not None:
-            import numpy as np
-
             name = "numbers" if self.builder.made(value) is None else f"numbers_{value.name}"
             table = Known(np.arange(entries, dtype=np.float32)[:, None])
             op, attributes = OP_BY_NAME["embedding"], Embedding(entries, 1)

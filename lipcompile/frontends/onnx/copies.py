@@ -7,18 +7,17 @@ An operator is followed if the copies stand along one axis of its result again, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.layout import Layout, reshaped
 from lipcompile.frontends.onnx.sizes import BATCH, OF_OWN, has_batch, of_own
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import NodeProto
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 KEEP = "keep the batch axis as it is: use -1"
 # What exporters write for `until the end`.
 _ENDLESS = 2**31 - 1
@@ -70,8 +69,6 @@ def copies_of(proto: NodeProto, arrays: Sequence[Array], axes: Sequence[int | No
 
 def _keeps_own(proto: NodeProto, arrays: Sequence[Array]) -> bool:
     """Whether all that contains the batch is the numbers of the examples, and the operator hands these on."""
-    import numpy as np
-
     rest = (np.where(of_own(array), 0, array) for array in arrays)
     return proto.op_type in _OF_OWN and not any(map(has_batch, rest))
 
@@ -80,8 +77,6 @@ def results_of_own(proto: NodeProto, arrays: Sequence[Array], axis: int | None) 
     """Return what an operator makes of the numbers of the examples, with copies along an axis; of Max, no such
     number is left. Raises Refusal (LIP108) where one would be the number of another example, or no whole number.
     """
-    import numpy as np
-
     if axis is None or any(array.dtype != np.int64 for array in arrays):
         raise Refusal("LIP108", f"{proto.op_type} computes with the numbers of the examples", KEEP)
     return [np.full_like(array, OF_OWN) if proto.op_type == "Max" else array for array in arrays]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto
 
 from lipcompile.frontends.onnx.values import Known, fold, is_floating
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import NodeProto
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 _SAME = frozenset(("Identity", "Cast", "CastLike"))
 _ORDER = frozenset(("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten"))
 _CHOICE = frozenset(("Concat", "Gather", "GatherElements", "GatherND", "Slice", "Split", "Expand", "Tile"))
@@ -43,8 +42,6 @@ def with_entries(
 
 def repeats(known: Known) -> bool:
     """Whether an entry of a stored tensor is in a constant several times, beside copies for each example."""
-    import numpy as np
-
     if known.entries is None:
         return False
     stored = known.entries[~np.isnan(known.entries)]
@@ -53,8 +50,6 @@ def repeats(known: Known) -> bool:
 
 def _entries(known: Known) -> Array:
     """Return a number for each entry, the same for the same one of a stored tensor; NaN for what is not stored."""
-    import numpy as np
-
     if known.entries is not None:
         return known.entries
     if not known.sources:

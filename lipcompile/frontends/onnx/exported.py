@@ -11,19 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, numpy_helper
 
 from lipcompile.certificates.read import document_of, graph_of
 from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import ModelProto
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 _LARGEST = 2**26  # entries of a tensor of one example
 # Ops that are written window by window, or tap by tap, and how many of these.
 _ONE_BY_ONE, _LONGEST = ("avg_pool", "scaled_avg_pool", "adaptive_avg_pool", "lrn"), 2**14
@@ -62,9 +61,6 @@ def _unchanged(options: ModelOptions) -> ModelOptions:
 
 def _weights(model: ModelProto, graph: Graph) -> Mapping[str, Array] | None:
     """Return the stored tensors, if they are the finite parameters of the graph."""
-    import numpy as np
-    from onnx import numpy_helper
-
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     fits = stored.keys() == graph.parameters.keys() and all(
         array.shape == graph.parameters[name].shape and array.dtype == np.float32 and np.isfinite(array).all()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+
+from onnx import GraphProto, TensorProto, ValueInfoProto
 
 from lipcompile.core.graph import GraphBuilder, Value
 from lipcompile.core.record import NoAttributes, Shape
@@ -14,9 +15,6 @@ from lipcompile.frontends.onnx.layout import Layout, Placed, placed
 from lipcompile.numbers import Scalar
 from lipcompile.ops.shape.rules import Reshape, Slice
 from lipcompile.ops.table import OP_BY_NAME
-
-if TYPE_CHECKING:
-    from onnx import GraphProto, ValueInfoProto
 
 # What exporters and people call the axis of the batch.
 _BATCH_NAMES = ("batch", "batch_size", "bs", "b", "n")
@@ -119,8 +117,6 @@ def _shown(value: ValueInfoProto) -> str:
 
 
 def _kind(value: ValueInfoProto) -> str:
-    from onnx import TensorProto
-
     kind = value.type.tensor_type.elem_type
     return TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else str(kind)
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from onnx import GraphProto, ModelProto, numpy_helper
 
 from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, Value
@@ -30,9 +31,6 @@ from lipcompile.frontends.onnx.sizes import checked
 from lipcompile.frontends.onnx.values import Known
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
 from lipcompile.numbers import Scalar
-
-if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
 
 
 def load(path: Path, options: ModelOptions) -> Loaded:
@@ -208,8 +206,6 @@ class _Import:
         self.builder.diagnostics.append(Diagnostic("LIP113", message, severity=Severity.NOTE, location=self.at))
 
     def _store_weights(self, context: Context) -> None:
-        from onnx import numpy_helper
-
         for tensor in self.model.graph.initializer:
             try:
                 array = checked(numpy_helper.to_array(tensor))

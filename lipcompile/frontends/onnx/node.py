@@ -7,12 +7,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from onnx import NodeProto, helper
 
 from lipcompile.diagnostics import Location, Refusal
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 # How torch names the tensors of a module: features.0.weight belongs to features.0.
 _OF_MODULE = re.compile(
@@ -90,8 +89,6 @@ class OnnxNode:
 
 def describe(proto: NodeProto, stored: Collection[str]) -> OnnxNode:
     """Decode a node; `stored` are the names of stored tensors, whose module gives the node its name."""
-    from onnx import helper
-
     scope = scope_of(proto)
     modules = [module for tensor in proto.input if tensor in stored and (module := module_of(tensor))]
     inside = [module for module in modules if scope.holds(module)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from onnx import defs
+
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx import constants
 from lipcompile.frontends.onnx.context import Importer
@@ -125,8 +127,6 @@ def check_version(op_type: str, version: int) -> None:
 
     The code is none of those that a part of a spelling may have: such a node is part of none.
     """
-    from onnx import defs
-
     known = NEWEST.get(op_type)
     if known is None:
         return

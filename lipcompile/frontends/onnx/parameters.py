@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,9 @@ from fractions import Fraction
 from functools import cached_property
 from math import isqrt
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lipcompile.core.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.core.names import identifier
@@ -26,12 +30,9 @@ from lipcompile.ops import norms
 from lipcompile.ops.conv.rules import WINDOWS, gathered
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from lipcompile.ops.counting import Window
 
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # A name that people give; exporters end theirs in numbers.
 _GIVEN = re.compile(r"(?!.*(?:^|_)\d+$)[A-Za-z]\w*(?:\.\w+)*", re.ASCII)
 
@@ -222,8 +223,6 @@ class Parameters:
 
     def _shared(self, use: Use, array: Array) -> str | None:
         """Return the parameter that the tensor is already; refuse a tensor that is used in different ways."""
-        import numpy as np
-
         for source in sorted(use.known.sources & self._owners.keys()):
             owner = self._owners[source]
             is_same = owner.use.key == use.key and np.array_equal(array, owner.array)
@@ -383,8 +382,6 @@ def _largest(array: Array) -> Fraction:
 
 
 def _is_finite(array: Array) -> bool:
-    import numpy as np
-
     return bool(np.isfinite(array).all())
 
 
@@ -395,6 +392,4 @@ def _roughly(norm: Fraction) -> str:
 
 def _shown(norm: Fraction) -> str:
     """Write a norm with a few digits, rounded up."""
-    import math
-
     return f"{math.ceil(float(norm) * 10**6) / 10**6:.7g}" if norm < 10**9 else f"{float(norm):.3e}"

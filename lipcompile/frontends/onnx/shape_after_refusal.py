@@ -7,15 +7,14 @@ of operands whose sizes are known, and what comes out is checked before it is us
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper, shape_inference
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.frontends.onnx.values import Item, Known
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import NodeProto, TypeProto
 
 # Larger entries are no sizes, larger constants no lists of them.
 _LARGEST, _LONGEST = 2**31, 64
@@ -23,8 +22,6 @@ _LARGEST, _LONGEST = 2**31, 64
 
 def outputs(proto: NodeProto, items: Mapping[str, Item], version: int) -> dict[str, Shape]:
     """Return the shapes of one example, by the name of the output; none where an operand is no ordinary tensor."""
-    from onnx import defs, helper, numpy_helper, shape_inference
-
     operands = {name: items.get(name) for name in proto.input if name}
     types = {name: kind for name, item in operands.items() if (kind := _type(item)) is not None}
     if len(types) != len(operands) or any(attribute.HasField("g") for attribute in proto.attribute):
@@ -44,8 +41,6 @@ def outputs(proto: NodeProto, items: Mapping[str, Item], version: int) -> dict[s
 
 
 def _type(item: Item | None) -> TypeProto | None:
-    from onnx import TensorProto, helper
-
     if isinstance(item, Known):
         kind = helper.np_dtype_to_tensor_dtype(item.array.dtype)
         return helper.make_tensor_type_proto(kind, list(item.array.shape))

@@ -7,15 +7,14 @@ The arithmetic of shapes runs on them as on ordinary integers. It is exact as lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lipcompile.diagnostics import Refusal
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # No power of two is near one of its multiples, and no size: files hold some such numbers for `until the end`.
 BATCH = 3 * 2**39 + 7
 _MOST = 2**20  # of a and of c
@@ -38,8 +37,6 @@ def _parts(size: int) -> tuple[int, int]:
 
 def has_batch(array: Array) -> bool:
     """Whether an entry contains the batch size."""
-    import numpy as np
-
     if array.dtype.kind not in "iu":
         return False
     return any(map(is_formal, array[np.abs(array) >= BATCH // 2].tolist()))
@@ -47,8 +44,6 @@ def has_batch(array: Array) -> bool:
 
 def of_own(array: Array) -> Array:
     """Return which entries depend on the example that they belong to; none of an array of other numbers does."""
-    import numpy as np
-
     return np.isin(array, (OWN, OF_OWN)) if array.dtype.kind in "iu" else np.zeros(array.shape, bool)
 
 
@@ -101,8 +96,6 @@ def _differs(left: Array, right: Array) -> bool:
 
     That is known of a·BATCH + c with a > 0 and c ≥ 0, and a negative number.
     """
-    import numpy as np
-
     pairs = zip(*(side.reshape(-1).tolist() for side in np.broadcast_arrays(left, right)), strict=True)
     return all(_is_apart(*sorted(pair)) for pair in pairs if any(map(is_formal, pair)))
 

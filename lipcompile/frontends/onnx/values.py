@@ -5,10 +5,15 @@ Shape arithmetic is folded. The batch size is unknown: it stands in a shape as a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper
 
 from lipcompile.core.graph import Value
 from lipcompile.diagnostics import Refusal
@@ -20,12 +25,7 @@ from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DRAWS, refusal_of, seeded
 from lipcompile.frontends.onnx.sizes import BATCH, OWN, checked, has_batch, of_own
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import NodeProto
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 MOVES = frozenset(
     ("Identity", "Cast", "Unsqueeze", "Squeeze", "Concat", "Gather", "Slice", "Reshape", "Transpose", "Flatten")
 )
@@ -119,8 +119,6 @@ def integers(known: Known, what: str) -> tuple[int, ...]:
 
 def scalar(known: Known) -> Fraction:
     """Return the exact value of a constant of one entry; raises Refusal."""
-    import math
-
     if known.array.size != 1:
         raise Refusal("LIP102", f"expected one number, not an array of shape {list(known.array.shape)}")
     if has_batch(known.array):
@@ -138,8 +136,6 @@ def is_floating(array: Array) -> bool:
 
 def floats(array: Array, what: str) -> Array:
     """Return a stored tensor in float32 or float64, exactly; raises Refusal for other kinds of numbers."""
-    import numpy as np
-
     if array.dtype in (np.dtype(np.float32), np.dtype(np.float64)):
         return array
     if array.dtype == np.dtype(np.float16) or array.dtype.name == "bfloat16":
@@ -189,16 +185,12 @@ def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: in
 
 
 def _shape_of_copies(proto: NodeProto, array: Array, axis: int) -> Known:
-    import numpy as np
-
     limits = {attribute.name: attribute.i for attribute in proto.attribute}
     sizes_in_file = copies.sizes_of(array, axis)
     return Known(np.array(sizes_in_file[slice(limits.get("start", 0), limits.get("end"))], dtype=np.int64))
 
 
 def _resized_copies(proto: NodeProto, known: Known, target: Known) -> list[Known]:
-    import numpy as np
-
     assert known.copies is not None
     shape, axis = copies.resized(proto, known.array, known.copies, integers(target, "the shape"))
     memory.expect_array(shape)
@@ -208,8 +200,6 @@ def _resized_copies(proto: NodeProto, known: Known, target: Known) -> list[Known
 
 def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
     """Evaluate a node of which an operand contains the batch size; raises Refusal where that is not exact."""
-    import numpy as np
-
     given = [operand for operand in operands if operand is not None]
     op_type, arrays = proto.op_type, [operand.array for operand in given]
     if op_type == "Cast" and not _to_truth(proto):
@@ -227,15 +217,11 @@ def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: in
 
 def _to_truth(proto: NodeProto) -> bool:
     """Whether a Cast asks which numbers are 0, as a number computed from the batch size may be or not be."""
-    from onnx import TensorProto
-
     return any(attribute.name == "to" and attribute.i == TensorProto.BOOL for attribute in proto.attribute)
 
 
 def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Known]:
     """Evaluate a node that copies a constant for each example: one copy stands for all of them."""
-    import numpy as np
-
     target = given[-1].array
     own = [size == BATCH for size in target.reshape(-1).tolist()]
     if sum(own) != 1 or has_batch(np.where(own, 1, target)) or any(has_batch(known.array) for known in given[:-1]):
@@ -294,8 +280,6 @@ _FIRST = {"DequantizeLinear": 19}
 
 def evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Array]:
     """Run the reference implementation of one operator."""
-    import numpy as np
-    from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
     feeds = _feeds(proto, operands)

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from torch import SymBool, SymInt, Tensor, equal
+from torch.fx.node import map_arg
 
 from lipcompile.diagnostics import Location
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from torch.export import ExportedProgram
 
 _MOST_TRACES = 16
@@ -41,8 +43,6 @@ class Branches:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Answer and note what code outside torch asks meanwhile; `len` of a tensor keeps the size open."""
-        from torch import SymBool, SymInt, Tensor
-
         truth: Callable[[SymBool], bool] = SymBool.__bool__
         index: Callable[[SymInt], int] = SymInt.__index__
         length = builtins.len
@@ -136,8 +136,6 @@ def _is_same(program: ExportedProgram, other: ExportedProgram) -> bool:
 
 def _operations(program: ExportedProgram) -> list[tuple[str, ...]]:
     """Return what is done in order, operands by their places, without what nobody reads and writes nothing."""
-    from torch.fx.node import map_arg
-
     nodes, read = list(program.graph.nodes), set[Any]()
     for node in reversed(nodes):
         if node in read or not _is_pure(node):
@@ -156,8 +154,6 @@ def _is_pure(node: Any) -> bool:
 
 
 def _has_same_constants(made: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    from torch import Tensor, equal
-
     return made.keys() == other.keys() and all(
         equal(one, other[name]) if isinstance(one, Tensor) else one is other[name] for name, one in made.items()
     )

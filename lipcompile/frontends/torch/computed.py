@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
+from onnx import ModelProto, NodeProto
+from torch.nn import Module, Parameter
 
 from lipcompile.diagnostics import Diagnostic, Severity
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
-    from torch.nn import Module, Parameter
-
     from lipcompile.core.graph import Graph
     from lipcompile.frontends.options import Loaded
 
@@ -94,8 +94,6 @@ def _operators(model: ModelProto, trained: set[str]) -> Mapping[str, str]:
 
     Parameters of one entry are left out: they become constants.
     """
-    from math import prod
-
     stored = {tensor.name for tensor in model.graph.initializer}
     made_of = {name: frozenset[str]() for name in stored}
     made_of |= {

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import torch
+from torch.autograd import function
+from torch.fx import Node
+from torch.nn import Module
+
 from lipcompile.diagnostics import Diagnostic, Location, Severity
 from lipcompile.frontends.onnx.node import traced_line
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-    from torch.fx import Node
-    from torch.nn import Module
 
 _HELP = (
     "expect other gradients than those of your module: call requires_grad_(False) on parameters that are not to "
@@ -31,9 +34,6 @@ _ASKED = "_is_setup_context_defined"
 @contextmanager
 def noted() -> Iterator[list[str]]:
     """Collect the gradients that the code of a module defines itself meanwhile: of functions, by hooks."""
-    import torch
-    from torch.autograd import function
-
     found: list[str] = []
     defines: Any = getattr(function, _ASKED, None)
     register: Any = torch.Tensor.register_hook

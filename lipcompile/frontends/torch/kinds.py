@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from torch.nn import Module
+from torch.nn import Module
 
+if TYPE_CHECKING:
     from lipcompile.frontends.torch.tracing import Example
 
 

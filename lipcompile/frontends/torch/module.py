@@ -9,6 +9,14 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from onnx import ModelProto
+from torch import Tensor
+from torch.nn import Embedding, Module
+from torch.nn.modules.batchnorm import _NormBase
+
 from lipcompile import limits
 from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, Node
@@ -41,14 +49,9 @@ from lipcompile.frontends.torch.tracing import (
 from lipcompile.frontends.torch.translation import digest, line_of, translated
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import ModelProto
-    from torch import Tensor
     from torch.export import ExportedProgram
-    from torch.nn import Module
 
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # What fixes a batch normalisation of a module rather than of a file: on the command line, and in Python.
 _BATCH_NORM = "call .eval() on it, which folds it into the layer before; {} replaces it"
 _MOST_LISTED = 4
@@ -70,8 +73,6 @@ def load(reference: str, options: ModelOptions) -> Loaded:
 
 def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
     """Trace a module on an example: a tensor [B, …], several of them, or the shape of one example."""
-    from torch.nn import Module
-
     if not isinstance(module, Module):
         raise input_error("LIP022", f"an object of type {type(module).__qualname__} is no torch.nn.Module")
     kind = type(module)
@@ -83,8 +84,6 @@ def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
 
 def examples_of(example: Any) -> list[Example]:
     """Return the inputs that an example, or the shape of each, stands for; raises InputError (LIP023)."""
-    from torch import Tensor
-
     if isinstance(example, Tensor):
         return [_like("", example)]
     if isinstance(example, Mapping) and all(isinstance(one, Tensor) or _is_shape(one) for one in example.values()):
@@ -198,8 +197,6 @@ def _weights(graph: Graph | None, node: Node | None) -> list[bytes | None]:
 
 def _ignored(module: Module, carried: Collection[str]) -> Iterator[Diagnostic]:
     """Yield a warning of embeddings whose rows torch trains in different ways; not of padding that is carried."""
-    from torch.nn import Embedding
-
     for name, part in module.named_modules():
         if isinstance(part, Embedding) and part.weight.requires_grad:
             pads = part.padding_idx is not None and name not in carried
@@ -213,8 +210,6 @@ def _ignored(module: Module, carried: Collection[str]) -> Iterator[Diagnostic]:
 
 def _written(module: Module, program: ExportedProgram) -> Iterator[Diagnostic]:
     """Yield a warning of buffers that `forward` writes into; those of norms have messages of their own."""
-    from torch.nn.modules.batchnorm import _NormBase
-
     written = [
         name
         for name in written_buffers(program)
@@ -300,9 +295,6 @@ class ModuleRun:
 
     def __call__(self, x: Array) -> Array:
         """Map examples to outputs; raises OriginalError."""
-        import numpy as np
-        import torch
-
         likes, named = batch(self.module, self.examples, len(x))
         arrays = [torch.from_numpy(part.copy()) for part in parts(x, [one.shape for one in self.examples])]
         given = iter(arrays)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, numpy_helper
+from torch.nn import Module
 
 from lipcompile.core.derivation import Source
 from lipcompile.diagnostics import InputError, input_error
@@ -22,13 +25,7 @@ from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
 from lipcompile.frontends.torch.tracing import Untraceable
 from lipcompile.frontends.torch.translation import translated
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import ModelProto
-    from torch.nn import Module
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # Whole numbers below these are exact in the numbers of a module.
 _EXACT = {"float64": 2**24, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 _HELP = "give the module, the example and the options that the trained module was made from"
@@ -104,8 +101,6 @@ class _Reading:
 
     def stored(self, names: Sequence[str]) -> dict[str, Array]:
         """Return the trained weights by name, in this order."""
-        from onnx import numpy_helper
-
         tensors = {tensor.name: tensor for tensor in self.model.graph.initializer if tensor.name not in self.fixed}
         return {name: numpy_helper.to_array(tensors[name]) for name in names if name in tensors}
 
@@ -135,8 +130,6 @@ class _Reading:
 
     def loaded(self, weights: Mapping[str, Array]) -> Loaded:
         """Import the module with these weights in place of its own; raises InputError."""
-        from onnx import numpy_helper
-
         model = type(self.model)()
         model.CopyFrom(self.model)
         for tensor in model.graph.initializer:

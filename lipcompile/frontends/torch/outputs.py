@@ -9,14 +9,14 @@ from functools import wraps
 from inspect import getattr_static, isfunction
 from math import prod
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils import _pytree
 
 from lipcompile.core.record import Shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-
 
 _ONE_AT_A_TIME = RLock()  # or one of two threads would find the other's class on a module, and leave it there
 
@@ -30,9 +30,6 @@ class Structure:
 
     def __call__(self, output: Tensor) -> Any:
         """Return the structure of an output [B, K], or of views [B, V, K], whose parts lie one after another."""
-        import torch
-        from torch.utils import _pytree
-
         leading = output.shape[:-1]
         parts = iter(torch.split(output, [prod(shape) for shape in self.shapes if shape is not None], dim=-1))
         shaped = [None if shape is None else next(parts).reshape(*leading, *shape) for shape in self.shapes]
@@ -45,9 +42,6 @@ class Structure:
 @contextmanager
 def joined(module: Module) -> Iterator[list[Structure]]:
     """Let a module that returns a structure of tensors [B, …] return one [B, K]; yield what was joined."""
-    import torch
-    from torch.utils import _pytree
-
     with _ONE_AT_A_TIME:
         kind, seen = type(module), list[Structure]()
         if not isfunction(getattr_static(kind, "forward")):  # of TorchScript, whose code has no class in Python
@@ -76,6 +70,4 @@ def joined(module: Module) -> Iterator[list[Structure]]:
 
 def _is_rows(value: Any) -> bool:
     """Whether this is numbers with an axis for the batch."""
-    import torch
-
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.is_floating_point()

@@ -10,14 +10,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
-from lipcompile.frontends.silence import silence
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
+from lipcompile.frontends.silence import silence
 
 _HOME, _NAME = "transformers.masking_utils", "find_packed_sequence_indices"
 
@@ -35,8 +37,6 @@ def without_packing(module: Module, args: Sequence[Tensor], kwargs: Mapping[str,
 
 def _is_never_packed(home: Any, module: Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> bool:
     """Whether no input of a module reaches positions in which it looks for packed sequences, and it finds none."""
-    import torch
-
     find, answers, reached = getattr(home, _NAME), list[bool](), _Reached([*args, *kwargs.values()])
 
     def noted(*given: Any, **named: Any) -> Any:
@@ -72,8 +72,6 @@ class _Reached:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Note what operations of torch reach meanwhile."""
-        from torch.utils._python_dispatch import TorchDispatchMode
-
         reached = self
 
         class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -89,9 +87,6 @@ class _Reached:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    from torch import Tensor
-    from torch.utils._pytree import tree_leaves
-
     return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Embedding, Module
+from torch import Tensor
+from torch.nn import Embedding, Module
 
 
 def padded(module: Module) -> dict[str, Embedding]:
     """Return the embeddings, by name, whose row of padding is zero and whose table nothing else uses."""
-    from torch.nn import Embedding
-
     uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
     return {
         name: part

@@ -7,19 +7,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import embedding, leaky_relu, scaled_dot_product_attention
 
 
 @contextmanager
 def rewritten() -> Iterator[None]:
     """Trace distances, products, leaky slopes, bags of rows and attention of one head as what they consist of."""
-    import torch
-    from torch.nn import functional
-
     with ExitStack() as stack:
         for home, write in (
             (torch, _cdist),
@@ -59,8 +58,6 @@ def _cdist(given: Mapping[str, Any]) -> Tensor:
 
 def _einsum(given: Mapping[str, Any]) -> Tensor | None:
     """Three operands or more, from the left: of the first two, the letters are kept that are used later."""
-    import torch
-
     equation, *operands = given["args"]
     if not isinstance(equation, str) or len(operands) < 3 or "..." in equation or "->" not in equation:
         return None
@@ -73,8 +70,6 @@ def _einsum(given: Mapping[str, Any]) -> Tensor | None:
 
 def _rrelu(given: Mapping[str, Any]) -> Tensor | None:
     """In evaluation mode, the slope below zero is the mean of both limits."""
-    from torch.nn.functional import leaky_relu
-
     if given["training"]:
         return None
     return leaky_relu(given["input"], (given["lower"] + given["upper"]) / 2, given["inplace"])
@@ -82,8 +77,6 @@ def _rrelu(given: Mapping[str, Any]) -> Tensor | None:
 
 def _embedding_bag(given: Mapping[str, Any]) -> Tensor | None:
     """Bags [B, n], one for each example: the sum, the mean or the maximum of the rows that are no padding."""
-    from torch.nn.functional import embedding
-
     tokens, mode, padding = given["input"], given["mode"], given["padding_idx"]
     if tokens.dim() != 2 or given["max_norm"] is not None or given["scale_grad_by_freq"]:
         return None
@@ -102,8 +95,6 @@ def _embedding_bag(given: Mapping[str, Any]) -> Tensor | None:
 
 def _scaled_dot_product_attention(given: Mapping[str, Any]) -> Tensor | None:
     """Attention without an axis of heads has one head."""
-    from torch.nn.functional import scaled_dot_product_attention
-
     tensors, named = given["tensors"], given["named"]
     query: Tensor = tensors[0] if tensors else named["query"]
     if query.dim() != 3:  # batch, tokens, features
@@ -113,6 +104,4 @@ def _scaled_dot_product_attention(given: Mapping[str, Any]) -> Tensor | None:
 
 
 def _as_head(value: Any) -> Any:
-    from torch import Tensor
-
     return value.unsqueeze(1) if isinstance(value, Tensor) and value.dim() == 3 else value

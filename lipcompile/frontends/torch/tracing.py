@@ -13,6 +13,11 @@ from itertools import count, islice, product
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import torch
+from torch import Tensor, dtype
+from torch.nn import Module
+from torch.nn.modules.dropout import _DropoutNd
+
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends.silence import silence
@@ -22,9 +27,7 @@ from lipcompile.frontends.torch.packing import without_packing
 from lipcompile.frontends.torch.rewritten import rewritten
 
 if TYPE_CHECKING:
-    from torch import Tensor, dtype
     from torch.export import ExportedProgram
-    from torch.nn import Module
 
 # Exceptions of torch.export, by the names of their classes: the trace would depend on the numbers in the input.
 _DATA_DEPENDENT = frozenset(
@@ -127,8 +130,6 @@ def _as_tokens(module: Module, examples: Sequence[Example]) -> tuple[Example, ..
 
     A mask beside tokens is whole numbers, too, if the module takes these.
     """
-    import torch
-
     choices = [(one,) if one.kind else (one, replace(one, kind=torch.int64)) for one in examples[:_MOST_UNSAID]]
     for chosen in sorted(product(*choices), key=lambda chosen: len({one.kind for one in chosen})):
         taken = (*chosen, *examples[_MOST_UNSAID:])
@@ -142,8 +143,6 @@ def _as_tokens(module: Module, examples: Sequence[Example]) -> tuple[Example, ..
 
 def batch(module: Module, examples: Sequence[Example], size: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Return a batch of zeros, by position and by name, where the module's parameters are."""
-    import torch
-
     device = next((parameter.device for parameter in module.parameters()), None)
     made = [
         (example.name, torch.zeros(size, *example.shape, dtype=example.kind or real(module), device=device))
@@ -154,8 +153,6 @@ def batch(module: Module, examples: Sequence[Example], size: int) -> tuple[tuple
 
 def real(module: Module) -> dtype:
     """Return the kind of numbers that a module computes with."""
-    import torch
-
     kinds = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
     return next(kinds, torch.float32)
 
@@ -219,8 +216,6 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
 @contextmanager
 def _out_of_place(module: Module) -> Iterator[None]:
     """Let dropout write to new memory, and copy, meanwhile: in place it is traced as its parts, not as dropout."""
-    from torch.nn.modules.dropout import _DropoutNd
-
     changed = [
         part for part in module.modules() if isinstance(part, _DropoutNd) and part.inplace and part.training
     ]
@@ -311,8 +306,6 @@ def untraceable(code: str, message: str, help_line: str, location: Location | No
 
 def _failure(module: Module, examples: Sequence[Example]) -> Exception | None:
     """Run a copy of the module; return how it fails, None if it works."""
-    import torch
-
     try:
         twin = copy.deepcopy(module)
         args, kwargs = batch(module, examples, 3)

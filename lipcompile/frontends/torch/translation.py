@@ -7,6 +7,10 @@ import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+from onnx import ModelProto, helper, numpy_helper
+from torch.fx import Node
+
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.frontends.onnx.node import scope_of, traced_line
 from lipcompile.frontends.onnx.refused import DRAWS
@@ -19,9 +23,7 @@ from lipcompile.ops.recurrent import torch_read as rnn
 from lipcompile.ops.shape import torch_read as shape
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
     from torch.export import ExportedProgram
-    from torch.fx import Node
 
 _OPERATOR = re.compile(r"OpOverload\(op='([\w.]+)'")
 _LARGEST_FOLDED = 2**24
@@ -50,8 +52,6 @@ def _keep_copies(program: ExportedProgram) -> bool:
     torch.onnx drops it where it believes the tensor contiguous, decomposes attention to one that puts out another
     layout, and then says that the view behind it is none.
     """
-    import torch
-
     aten = torch.ops.aten
     found = [node for node in program.graph.nodes if node.target == aten.contiguous.default]
     for node in found:
@@ -60,7 +60,6 @@ def _keep_copies(program: ExportedProgram) -> bool:
 
 
 def _translated(program: ExportedProgram) -> ModelProto:
-    import torch
     from onnxscript import optimizer
 
     for node in filter(rnn.projects, program.graph.nodes):
@@ -108,8 +107,6 @@ def _names(node: Any) -> Iterator[str]:
 
 def _drop_made_biases(model: ModelProto, named: Collection[str]) -> None:
     """Take away the zeros that the exporter adds to a convolution without a bias: they are no weight."""
-    from onnx import numpy_helper
-
     made = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in named}
     for node in model.graph.node:
         has_bias = node.op_type in ("Conv", "ConvTranspose") and len(node.input) > 2
@@ -123,8 +120,6 @@ def _restore_training(model: ModelProto, program: ExportedProgram) -> None:
 
     Raises Untraceable where one cannot be found again.
     """
-    from onnx import helper
-
     of_example = _reached(program)
     trained = [_module_of(node) for node in program.graph.nodes if _normalises_batch(node) and node in of_example]
     nodes = [node for node in model.graph.node if node.op_type == "BatchNormalization"]

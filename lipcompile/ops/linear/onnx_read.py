@@ -6,7 +6,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, helper
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import AnyOp, NoAttributes
@@ -21,12 +25,7 @@ from lipcompile.ops.linear.rules import BIAS, DENSE, DENSE_TRANSPOSE, BiasShape,
 from lipcompile.ops.merge.rules import MATMUL, SUM, Sum
 from lipcompile.ops.shape.onnx_read import permute, reshape_to
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import NodeProto
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 ONE = Fraction(1)
 _AXIS_IS_OPERAND = 20  # of DFT, from this operator set on
 
@@ -48,8 +47,6 @@ class Affine:
 
     def scaled(self, scale: Array) -> Array:
         """Return the weight with each output's part multiplied by its entry of `scale`, in float64."""
-        import numpy as np
-
         array = self.weight.array.astype(np.float64)
         if self.op is not CONV_TRANSPOSE:
             return array * scale.reshape(-1, *(1,) * (array.ndim - 1))
@@ -114,8 +111,6 @@ def bias_vector(bias: Known, features: int) -> Known:
 
 def times(known: Known, factor: Fraction) -> Known:
     """Return a stored tensor times a number; the product of two float32 numbers is exact in float64."""
-    import numpy as np
-
     if factor == ONE:
         return known
     array = floats(known.array, "a constant").astype(np.float64) * float(factor)
@@ -220,8 +215,6 @@ def _rows_of_all(matrix: Known, rank: int) -> Known:
 
 def running_sum(context: Context, node: OnnxNode) -> Value:
     """Sums of all entries up to each one along an axis of the example: a product with a fixed triangle of ones."""
-    import numpy as np
-
     operand, axis = context.tensor(node), context.known(node, 1, "the axis")
     if axis is None:
         raise Refusal("LIP102", "CumSum without an axis")
@@ -244,8 +237,6 @@ def fixed(context: Context, node: OnnxNode, operand: Value, axis: int, matrix: A
 
 def fourier(context: Context, node: OnnxNode) -> Value:
     """A Fourier transform along an axis, whose numbers have one or two parts: a fixed matrix of both axes."""
-    import numpy as np
-
     operand, axis = context.tensor(node), context.known(node, 2, "the axis")
     place = node.integer("axis", 1) if context.version < _AXIS_IS_OPERAND else -2 if axis is None else scalar(axis)
     example = shape_of(operand)
@@ -269,8 +260,6 @@ def fourier(context: Context, node: OnnxNode) -> Value:
 
 def _transform(node: OnnxNode, *, has_length: bool) -> NodeProto:
     """Return the same transform of rows [n, entries, parts]: operator set 20 takes the last axis but one."""
-    from onnx import helper
-
     given = ["x", "n" if has_length else ""]
     inverse, one_sided = node.integer("inverse", 0), node.integer("onesided", 0)
     return helper.make_node("DFT", given, ["y"], inverse=inverse, onesided=one_sided)
@@ -315,8 +304,6 @@ def normalised(context: Context, node: OnnxNode, layer: Affine) -> Value:
 
 def _folded(context: Context, node: OnnxNode, layer: Affine) -> Affine | None:
     """γ·(W·x + b - μ)/√(v + ε) + β = (s·W)·x + (s·(b - μ) + β) with s = γ/√(v + ε)."""
-    import numpy as np
-
     if node.integer("training_mode", 0) or any(node.outputs[1:]) or node.integer("spatial", 1) != 1:
         return None
     found = [context.items.get(name) for name in node.proto.input[1:5]]

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
@@ -22,11 +25,7 @@ from lipcompile.ops.parametric.rules import PerFeature
 from lipcompile.ops.shape.onnx_read import reshape_to
 from lipcompile.ops.table import OP_BY_NAME
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 EPSILON = Fraction(1e-5)
 
 
@@ -169,8 +168,6 @@ def batch_normalization(context: Context, node: OnnxNode) -> Value:
 
     Foldable normalisations were already folded into the layer before them when that layer was imported.
     """
-    import numpy as np
-
     refuse_training(node)
     operand, names = context.tensor(node), ("the scale", "the bias", "the mean", "the variance")
     found = [context.known(node, index, name) for index, name in enumerate(names, start=1)]

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import torch
+
 from lipcompile.ops.recurrent.torch_read import operators
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     """Return what translates variances, by the operator."""
-    import torch
-
     return {torch.ops.aten.var.correction: _var}
 
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, defs
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes
@@ -30,11 +34,7 @@ from lipcompile.ops.resample.rules import Expand
 from lipcompile.ops.shape.onnx_read import reshape_to
 from lipcompile.ops.table import OP_BY_NAME
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 ZERO, ONE = Fraction(0), Fraction(1)
 # The kinds of whole numbers with a sign: int8, int16, int32, int64.
 _WHOLE = (3, 5, 6, 7)
@@ -106,8 +106,6 @@ def _operands(context: Context, node: OnnxNode) -> list[Value]:
 
 def _finite(array: Array) -> Array:
     """Return an array of finite numbers, infinite ones cut; raises Refusal for NaN and for a size of the batch."""
-    import numpy as np
-
     if has_batch(array):
         raise Refusal("LIP108", DIFFERS, OF_BATCH)
     numbers = np.clip(array.astype(np.float64), -LARGEST, LARGEST)
@@ -177,8 +175,6 @@ def _is_truth(context: Context, value: Value) -> bool:
 
 def _cast(context: Context, node: OnnxNode) -> Value:
     """To booleans: what is not 0; to whole numbers: without the fraction; of truths and tokens: as they are."""
-    from onnx import TensorProto
-
     value, to = context.numbers(context.tensor(node)), node.integer("to", 0)
     floating = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
     if context.builder.holds_tokens(value):
@@ -207,8 +203,6 @@ def rows_at(context: Context, node: OnnxNode, places: Value, table: Known) -> Va
 
 def one_hot(context: Context, node: OnnxNode, places: Value, entries: int) -> Value:
     """Whole numbers [...] as rows [..., entries] that are 1 at their place; raises Refusal."""
-    import numpy as np
-
     example = shape_of(places)
     wide = reshape_to(context, node, places, (*example, 1), "_column")
     copied = context.add(node, OP_BY_NAME["expand"], Expand((*example, entries)), [wide], "_copies")
@@ -219,8 +213,6 @@ def one_hot(context: Context, node: OnnxNode, places: Value, entries: int) -> Va
 
 def _place(context: Context, node: OnnxNode) -> Value:
     """The place of the first of the largest or smallest entries along an axis: no equal one is before it."""
-    import numpy as np
-
     operand = context.tensor(node)
     example = shape_of(operand)
     axis = context.axis(node, node.integer("axis", 0), len(example) + 1)
@@ -283,8 +275,6 @@ def _remainder(context: Context, node: OnnxNode) -> Value:
 
 def _is_whole(context: Context, name: str) -> bool:
     """Whether a tensor of the file holds whole numbers: its kind is that of an operand, up to the last cast."""
-    from onnx import defs
-
     while (node := context.makers.get(name)) is not None and node.op_type != "Cast":
         schema = defs.get_schema(node.op_type, context.version)
         formal = [parameter.type_str for parameter in schema.inputs]

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from torch.fx import Node
 
 from lipcompile import limits
 from lipcompile.ops.recurrent.torch_read import operators
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch.fx import Node
-
-    Array = NDArray[Any]
+Array = NDArray[Any]
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     """Return what translates adaptive average pools, by the operator."""
-    import torch
-
     aten = torch.ops.aten
     pools = (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d)
     return dict.fromkeys((pool.default for pool in pools), _pool)
@@ -44,8 +44,6 @@ def is_unwritten(node: Node) -> bool:
 
 def _pool(input: Any, output_size: Sequence[int]) -> Any:  # noqa: A002  (names of torch's schema)
     """Translate `adaptive_avg_pool(input [B, channels, *spatial], output_size)`."""
-    import numpy as np
-
     op = operators()
     channels, *sizes = input.shape[1:]
     if all(new == 1 for new in output_size):
@@ -61,8 +59,6 @@ def _pool(input: Any, output_size: Sequence[int]) -> Any:  # noqa: A002  (names 
 
 def _means(old: int, new: int) -> Array:
     """Return [old, new]: column j averages the entries ⌊j·old/new⌋ … ⌈(j + 1)·old/new⌉ - 1, as in torch."""
-    import numpy as np
-
     matrix = np.zeros((old, new))
     for column in range(new):
         first, end = column * old // new, -(-(column + 1) * old // new)
@@ -71,6 +67,4 @@ def _means(old: int, new: int) -> Array:
 
 
 def _tensor(array: Array) -> Any:
-    from onnx import numpy_helper
-
     return numpy_helper.from_array(array.astype("float32"))

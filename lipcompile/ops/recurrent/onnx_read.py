@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import AnyOp
@@ -26,11 +29,7 @@ from lipcompile.ops.recurrent.cells import (
     unrolled,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # A step is a dozen nodes, and a bound the sum of what all steps may do: beyond this it would say nothing.
 MOST_STEPS = 512
 _ACTIVATIONS = {"RNN": ("tanh",), "GRU": ("sigmoid", "tanh"), "LSTM": ("sigmoid", "tanh", "tanh")}
@@ -253,8 +252,6 @@ class _Constants:
 
     def biases(self, size: int, width: int) -> tuple[Array, Array] | None:
         """Return the biases of the input and of the state, in float64, where their sum is exact; None without."""
-        import numpy as np
-
         if self.context.item(self.node, 3) is None:
             return None
         known = self._known(3)
@@ -282,7 +279,5 @@ class _Constants:
         return Refusal("LIP102", message)
 
     def _ordered(self, stacked: Array, width: int) -> Array:
-        import numpy as np
-
         order = _GATES[self.node.op_type]
         return np.concatenate([stacked[gate * width : (gate + 1) * width] for gate in order])

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch.fx import Node
+import torch
+from torch.fx import Node
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     """Return what translates recurrent layers that torch's exporter takes apart, by the operator."""
-    import torch
-
     aten = torch.ops.aten
     cells = {aten.rnn_tanh.input: "Tanh", aten.rnn_relu.input: "Relu"}
     return {operator: update_wrapper(partial(_rnn, activation), _rnn) for operator, activation in cells.items()}

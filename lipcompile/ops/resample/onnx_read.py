@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes, Shape
@@ -27,11 +30,7 @@ from lipcompile.ops.shape.onnx_read import cut, permute, reshape_to
 from lipcompile.ops.shape.rules import Block, Slice
 from lipcompile.ops.table import OP_BY_NAME
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 Pairs = tuple[tuple[int, int], ...]
 _PADDING: Mapping[str, Mode] = {
     "constant": "zeros",
@@ -95,8 +94,6 @@ def _cropped(context: Context, node: OnnxNode, operand: Value, sides: Pairs) -> 
 
 def _frame(shape: Shape, around: Pairs, filled: Fraction) -> Array:
     """Return a number at the entries that padding has made, and 0 inside."""
-    import numpy as np
-
     expect_array(shape)
     frame = np.full(shape, float(filled), np.float32)
     frame[tuple(slice(low, size - high) for (low, high), size in zip(around, shape, strict=True))] = 0
@@ -138,8 +135,6 @@ def gather(context: Context, node: OnnxNode) -> Value:
 
 def gather_nd(context: Context, node: OnnxNode) -> Value:
     """Constant places among the first axes, which become one for it; or one place that each example computes."""
-    import numpy as np
-
     chosen = context.item(node, 1)
     if isinstance(chosen, OwnPlaces):
         return _rows_of_own(context, node, chosen.places)
@@ -187,8 +182,6 @@ def _are_of_own_example(places: Known) -> bool:
 
 def gather_elements(context: Context, node: OnnxNode) -> Value:
     """Constant places along an axis, for each entry of the others; the same in all examples."""
-    import numpy as np
-
     data = context.item(node, 0)
     if isinstance(data, Known):
         return _entries_at(context, node, data)
@@ -221,8 +214,6 @@ def _entries_at(context: Context, node: OnnxNode, data: Known) -> Value:
 
 def _flat(places: Array, sizes: Shape) -> tuple[int, ...]:
     """Return places [axes, n], which may count from the end, as those of one axis; raises Refusal (LIP102)."""
-    import numpy as np
-
     limits = np.array(sizes)[:, None]
     exist = len(places) == len(sizes) and places.size
     if not exist or bool(((places < -limits) | (places >= limits)).any()):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
@@ -18,11 +22,7 @@ from lipcompile.ops.linear.onnx_read import fixed
 from lipcompile.ops.resample.rules import Interpolation, Upsample
 from lipcompile.ops.table import OP_BY_NAME
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # The operator set whose reference makes the matrices: it has all attributes of the sets before it.
 _REFERENCE = 19
 
@@ -94,9 +94,6 @@ def _interpolated(
     context: Context, node: OnnxNode, operand: Value, axis: int, scale: Fraction, size: int | None
 ) -> Value:
     """Resize one axis of an example: a product with the matrix that the reference makes of unit vectors."""
-    import numpy as np
-    from onnx import NodeProto
-
     old = shape_of(operand)[axis]
     new = round(scale * old) if size is None else size
     expect_array((old, new))

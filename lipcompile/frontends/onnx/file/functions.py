@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
 
 from lipcompile import limits
 from lipcompile.diagnostics import Location, Refusal
-
-if TYPE_CHECKING:
-    from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
 
 # Domain, name and overload, by which a node calls a function.
 Key = tuple[str, str, str]

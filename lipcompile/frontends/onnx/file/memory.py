@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto
 
 from lipcompile import limits
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import NodeProto
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # Bytes of the largest kind of number in use.
 _WIDEST = 8
 _ENDLESS = 2**62
@@ -42,8 +41,6 @@ def expect_array(shape: Sequence[int]) -> None:
 
 def count(results: Sequence[Array], operands: Mapping[str, Array]) -> None:
     """Count the memory of results that are no views of their operands."""
-    import numpy as np
-
     new = [one for one in results if not any(np.may_share_memory(one, other) for other in operands.values())]
     limits.spend("constants", sum(array.nbytes for array in new), "the constants that the file computes take")
 

@@ -6,15 +6,14 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, checker, defs
 
 from lipcompile import limits
 from lipcompile.diagnostics import InputError, Location, Refusal, input_error
 from lipcompile.frontends import files
 from lipcompile.frontends.onnx.file import functions, structure, tensors, wire
-
-if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TensorProto
 
 OFFICIAL_DOMAINS = ("", "ai.onnx")
 EXPORT_AGAIN = "export the model again"
@@ -69,8 +68,6 @@ def _with_data(digest: str, outside: Sequence[TensorProto]) -> str:
 
 
 def _parse(content: bytes, at: Location) -> ModelProto:
-    import onnx
-
     if not content:
         raise input_error("LIP002", "the file is empty: it is not an ONNX model", EXPORT_AGAIN, at)
     for magic, what, help_line in _MAGIC:
@@ -93,8 +90,6 @@ def _parse(content: bytes, at: Location) -> ModelProto:
 
 def _check_fields(content: bytes, at: Location) -> None:
     """Raise InputError if the content would decode to far more than its size, or is nested too deep to decode."""
-    from onnx import ModelProto
-
     if len(content) < _SURELY_SMALL:
         return
     most = FIELDS_PER_NODE * limits.current().nodes
@@ -165,8 +160,6 @@ def opset(model: ModelProto) -> int | None:
 
 def is_standard(op_type: str, version: int) -> bool:
     """Whether this version of ONNX defines the operator."""
-    from onnx import defs
-
     try:
         defs.get_schema(op_type, version)
     except defs.SchemaError:
@@ -176,14 +169,10 @@ def is_standard(op_type: str, version: int) -> bool:
 
 def is_withdrawn(op_type: str, version: int) -> bool:
     """Whether this version of ONNX names the operator only to forbid it."""
-    from onnx import defs
-
     return is_standard(op_type, version) and bool(defs.get_schema(op_type, version).deprecated)
 
 
 def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
-    from onnx import checker, defs
-
     _check_nodes(model, at)
     version, newest = opset(model), defs.onnx_opset_version()
     if version is None and model.opset_import:

@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from lipcompile.core.record import Shape
 from lipcompile.frontends.onnx.inputs import Source, sources
@@ -14,12 +18,7 @@ from lipcompile.frontends.onnx.refused import DRAWS
 from lipcompile.frontends.options import OriginalError
 from lipcompile.frontends.silence import silence_native
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 Run = Callable[[Mapping[str, Any]], Any]
 
 
@@ -36,8 +35,6 @@ class Session:
 
     def __call__(self, x: Array) -> Array:
         """Map examples to outputs; raises OriginalError."""
-        import numpy as np
-
         feeds = {
             source.name: np.ascontiguousarray(np.moveaxis(part, 0, source.layout.place)).astype(
                 self._kinds[source.name]
@@ -68,8 +65,6 @@ def opened(path: Path, model: ModelProto, given: Mapping[str, Shape]) -> Session
 
     The GPU is tried if torch sees one, then the processor, then the reference, for what onnxruntime does not take.
     """
-    from onnx import helper
-
     if any(node.op_type in DRAWS for node in model.graph.node):
         raise OriginalError("the file draws random numbers in each run, and has no mode without them")
     found = sources(model.graph, given)
@@ -95,8 +90,6 @@ def on_processor(path: Path, model: ModelProto, *, optimised: bool) -> Session:
 
     Raises OriginalError if onnxruntime does not take it.
     """
-    from onnx import helper
-
     found = sources(model.graph, {})
     kinds = {
         value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
@@ -112,8 +105,6 @@ def on_processor(path: Path, model: ModelProto, *, optimised: bool) -> Session:
 
 def _precision(model: ModelProto, kinds: Mapping[str, Any]) -> str:
     """Return the coarsest kind of numbers among inputs and weights."""
-    from onnx import TensorProto, helper
-
     stored = {tensor.data_type for tensor in model.graph.initializer}
     names = {str(kind) for kind in kinds.values()}
     names |= {str(helper.tensor_dtype_to_np_dtype(kind)) for kind in stored if kind != TensorProto.UNDEFINED}
@@ -121,8 +112,6 @@ def _precision(model: ModelProto, kinds: Mapping[str, Any]) -> str:
 
 
 def _zeros(found: Sequence[Source]) -> Array:
-    import numpy as np
-
     batch = found[0].batch or 2
     if len(found) == 1:
         return np.zeros((batch, *found[0].shape))
@@ -131,7 +120,7 @@ def _zeros(found: Sequence[Source]) -> Array:
 
 def _starts() -> list[tuple[str, Callable[[str | bytes, ModelProto], Run]]]:
     """Return who may run a model, in the order to be tried."""
-    import torch
+    import torch  # here, because files are read faster without it
 
     gpu = [("onnxruntime", _on_gpu)] if torch.cuda.is_available() else []
     return [*gpu, ("onnxruntime", _on_processor), ("the ONNX reference", _by_reference)]

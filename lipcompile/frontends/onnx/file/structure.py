@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+
+from onnx import GraphProto, NodeProto
 
 from lipcompile.diagnostics import Diagnostic, Location
-
-if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto
 
 _HELP = "export the model again"
 # Names that are told of a circle, and findings of a graph.

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
 
 from lipcompile import limits
 from lipcompile.diagnostics import Location, Refusal
 from lipcompile.frontends import files
-
-if TYPE_CHECKING:
-    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 _AGAIN = "export the model again"
 # Entries of these kinds are packed: bits of one.
@@ -67,8 +65,6 @@ def _parts(tensors: Iterable[SparseTensorProto]) -> Iterator[TensorProto]:
 
 def nbytes(tensor: TensorProto) -> int:
     """Return the bytes that a tensor takes; raises Refusal (LIP003) if its shape or kind cannot be."""
-    from onnx import TensorProto, helper
-
     if any(size < 0 for size in tensor.dims):
         raise Refusal("LIP003", f"the tensor `{tensor.name}` has the shape {list(tensor.dims)}", _AGAIN)
     kinds = TensorProto.DataType

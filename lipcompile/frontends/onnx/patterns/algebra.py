@@ -14,6 +14,8 @@ from fractions import Fraction
 from itertools import permutations
 from typing import Protocol
 
+import numpy as np
+
 from lipcompile.frontends.onnx.context import Context
 from lipcompile.frontends.onnx.file.read import OFFICIAL_DOMAINS
 from lipcompile.frontends.onnx.node import OnnxNode
@@ -277,8 +279,6 @@ class Op:
 
 def _do_the_same(context: Context, left: OnnxNode, right: OnnxNode, first: int) -> bool:
     """Whether two nodes have the same attributes and the same operands from one on."""
-    import numpy as np
-
     if left.outputs == right.outputs:
         return True
     operands = [[context.items.get(name) for name in node.proto.input[first:]] for node in (left, right)]
@@ -334,8 +334,6 @@ def _is_same(context: Context, left: str, right: str, deep: int = DEEPEST) -> bo
 
 def _is_sizes(left: Known, right: Known) -> bool:
     """Whether two constants hold the same axes or sizes, or are one number: others may be two weights."""
-    import numpy as np
-
     return np.array_equal(left.array, right.array) and (left.array.dtype.kind in "iub" or left.array.ndim == 0)
 
 

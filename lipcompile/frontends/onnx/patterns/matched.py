@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import AnyOp, NoAttributes, Shape
@@ -30,11 +33,7 @@ from lipcompile.ops.shape.rules import ClipNorm, Dropout, GroupedDropout
 from lipcompile.ops.softmax.rules import Softmax
 from lipcompile.ops.table import OP_BY_NAME
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # Op, attributes and the factor in front of the pattern for which it is that op.
 _ELEMENTWISE: Mapping[str, tuple[AnyOp, Any, Fraction]] = {
     "gelu": (OP_BY_NAME["gelu"], GELU("none"), HALF),
@@ -376,8 +375,6 @@ def _rooted(context: Context, node: OnnxNode, made: Value, found: Found, share: 
 
 def _softened(context: Context, node: OnnxNode, operand: Value, eps: Fraction) -> Value:
     """√(y² + eps) of each entry: the norm of y beside √eps."""
-    import numpy as np
-
     if operand.shape is None:
         return operand
     entries = reshape_to(context, node, operand, (math.prod(operand.shape), 1), "_entries")
@@ -416,8 +413,6 @@ def _over_keys(context: Context, softmax: OnnxNode, values: Value) -> bool:
 
 def _is_causal(context: Context, found: Found, scores: Shape) -> bool | None:
     """Return whether a row sees only the rows up to itself, False if it sees all, None for any other mask."""
-    import numpy as np
-
     expect_array(scores)
     seen = _seen(context, found, scores)
     if seen is None:
@@ -430,8 +425,6 @@ def _is_causal(context: Context, found: Found, scores: Shape) -> bool | None:
 
 def _seen(context: Context, found: Found, scores: Shape) -> Array | None:
     """Return which scores of an example a mask leaves, None if it does anything else."""
-    import numpy as np
-
     if "mask" in found:
         mask = _of_scores(context, found, "mask", scores)
         seen = mask == 0
@@ -445,8 +438,6 @@ def _seen(context: Context, found: Found, scores: Shape) -> Array | None:
 
 def _of_scores(context: Context, found: Found, key: str, scores: Shape) -> Array:
     """Return a constant for each score of an example; raises Refusal where it has more than those."""
-    import numpy as np
-
     known = context.items[str(found[key])]
     assert isinstance(known, Known)
     aligned = context.of_one_example(known, scores).array
