@@ -16,17 +16,15 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lipcompile.numbers.rounding import UNIT, UP, round_up
 from lipcompile.ops.counting import Window, copies, reads, taps
 
-# numpy is imported where it is used: `check` on a .lip file starts faster without it.
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 _PHASE_ERROR = 128 * UNIT  # of cos and sin of at most three summed fractions of a turn
 _SLACKS = (1e-9, 1e-7, 1e-5, 1e-3)  # distances above the guess at which a proof is tried
 _EXACT_SIZE = 384  # up to here the dense eigenvalue solver makes the guess
@@ -92,7 +90,7 @@ def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) 
 
 
 # Returns the largest norm among the maps [N, rows, columns], each of which may be off by an error; or about that.
-_Largest = Callable[["Array", float], float]
+_Largest = Callable[[Array, float], float]
 
 
 def _least(kernel: Array, windows: tuple[Window, ...], groups: int, largest: _Largest) -> tuple[float, str]:
@@ -119,8 +117,6 @@ def _gamma(terms: int) -> float:
 
 def _normalised(entries: Array) -> tuple[Array, int]:
     """Return the entries in float64 divided by 2^e, the largest in [1/2, 1), and e."""
-    import numpy as np
-
     exact = entries.astype(np.float64)
     largest = float(np.abs(exact).max(initial=0.0))
     if not math.isfinite(largest):
@@ -138,8 +134,6 @@ def _rounded_up(bound: float, exponent: int) -> Fraction:
 
 def _frobenius(entries: Array) -> float:
     """‖entries‖_F, rounded up."""
-    import numpy as np
-
     return float(np.linalg.norm(entries.reshape(-1))) * (1 + _gamma(entries.size)) * UP
 
 
@@ -148,8 +142,6 @@ def _stack_estimate(maps: Array, _: float = 0.0) -> float:
 
     Lanczos' iteration, without the threads of BLAS: on many small matrices these cost more than the arithmetic.
     """
-    import numpy as np
-
     if not maps.size:
         return 0.0
     conjugate = maps.conj()
@@ -171,8 +163,6 @@ def _stack_estimate(maps: Array, _: float = 0.0) -> float:
 
 def _grams(maps: Array) -> Array:
     """Return the Gram matrices of maps [N, rows, columns] on the smaller side."""
-    import numpy as np
-
     adjoint = maps.conj().swapaxes(-1, -2)
     rows, columns = maps.shape[-2:]
     return np.ascontiguousarray(maps @ adjoint if rows <= columns else adjoint @ maps)
@@ -210,8 +200,6 @@ def _certified(grams: Array, limit: float) -> bool:
     a factor near 1 (Higham, theorem 10.3; Rump, BIT 46, 2006), so λ_min(A) >= -γ_{n+1}·n·τ; rounding the diagonal
     of A adds 2uτ. τ is chosen so that all of it stays below the limit.
     """
-    import numpy as np
-
     if not len(grams):
         return True
     size = grams.shape[-1]
@@ -225,8 +213,6 @@ def _certified(grams: Array, limit: float) -> bool:
 
 def _guess(grams: Array) -> float:
     """Guess the largest eigenvalue; nothing is guaranteed."""
-    import numpy as np
-
     if grams.shape[-1] <= _EXACT_SIZE:
         return float(np.linalg.eigvalsh(grams)[:, -1].max())
     return max(_subspace_guess(gram) for gram in grams)
@@ -234,8 +220,6 @@ def _guess(grams: Array) -> float:
 
 def _subspace_guess(gram: Array) -> float:
     """Guess by iterating a small subspace: cheaper than a dense solver, and slightly low."""
-    import numpy as np
-
     basis = np.random.default_rng(0).standard_normal((gram.shape[0], 8))
     for _ in range(24):
         basis = np.linalg.qr(gram @ basis)[0]
@@ -287,8 +271,6 @@ def _frequency_maps(kernel: Array, windows: Sequence[Window], groups: int) -> tu
     product with cosines and sines: each entry is off by at most ε·Σ_t|K_t|, ε = γ_taps + phase error, so each
     matrix by ε·√taps·‖K‖_F. K is real, so half of the frequencies of the last axis suffice.
     """
-    import numpy as np
-
     phases = prod(window.stride for window in windows)
     form, used = _stride_one(kernel, windows)
     angles = _angles([_polyphase(window) for window in windows], used)
@@ -303,8 +285,6 @@ def _stride_one(kernel: Array, windows: Sequence[Window]) -> tuple[Array, Array]
 
     Dilation leaves most positions of the form without a tap; they are left out.
     """
-    import numpy as np
-
     places = sorted(set(product(*({w.dilation * t // w.stride for t in range(w.kernel)} for w in windows))))
     columns = {place: column for column, place in enumerate(places)}
     form: Array = np.zeros((*kernel.shape[:2], prod(window.stride for window in windows), len(places)))
@@ -320,8 +300,6 @@ def _stride_one(kernel: Array, windows: Sequence[Window]) -> tuple[Array, Array]
 
 def _angles(axes: Sequence[tuple[int, int]], places: Array) -> Array:
     """Return 2π·Σ_axis ω·a/N for taps at `places`, [frequencies, taps], reduced modulo one in integers."""
-    import numpy as np
-
     total: Array = np.zeros((1, places.shape[1]))
     for index, ((_, grid), place) in enumerate(zip(axes, places, strict=True)):
         frequencies = grid // 2 + 1 if index == len(axes) - 1 else grid
