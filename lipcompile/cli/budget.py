@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from lipcompile_privacy.accounting import COMPARISONS, Accountant
 
-from lipcompile.cli.shared.arguments import format_option, model_options
+from lipcompile.cli.shared.arguments import file_option, format_option, model_options
 from lipcompile.cli.shared.output import complain, print_found
 from lipcompile.cli.shared.privacy import (
     ACCOUNTANTS,
@@ -52,12 +52,7 @@ class Found:
     metavar="K",
     help="Per-example bound of the gradient; the output then has the deviation σK.",
 )
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Picture of ε to write, .svg or .png.",
-)
+@file_option("--plot", metavar="FILE", text="Picture of ε to write, .svg or .png.")
 @click.option(
     "--against",
     type=click.Choice(["steps", "noise"]),

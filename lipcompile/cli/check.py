@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.shared.arguments import Command, model_options, public_option, vacuous_option, verify_option
+from lipcompile.cli.shared.arguments import (
+    Command,
+    file_option,
+    model_options,
+    public_option,
+    vacuous_option,
+    verify_option,
+)
 from lipcompile.cli.shared.output import complain, print_json, refuse_source, source_text, write_text
 from lipcompile.core.backend import find
 from lipcompile.diagnostics import InputError, input_error
@@ -59,11 +66,10 @@ def _machine_readable(command: Command) -> Command:
     default="text",
     help="Format of the output on stdout; sarif is for code scanning.",
 )
-@click.option(
+@file_option(
     "--certificate",
-    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.json",
-    help="Also write the derivation as a certificate, for `lipcompile verify`.",
+    text="Also write the derivation as a certificate, for `lipcompile verify`.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Also print every layer's bounds, and long formulas.")
 @click.option(

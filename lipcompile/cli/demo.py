@@ -9,18 +9,14 @@ from pathlib import Path
 
 import click
 
+from lipcompile.cli.shared.arguments import path_option
 from lipcompile.core.backend import find
 
 FOLDER = "lipcompile-demo"
 
 
 @click.command(short_help="Train a small network on handwritten digits.")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help=f"Folder for the results; ./{FOLDER}, or the next free number, by default.",
-)
+@path_option("--output", "DIR", f"Folder for the results; ./{FOLDER}, or the next free number, by default.")
 def demo(output: Path | None) -> int:
     """Check, compile and privately train a small network on hand-written digits: a minute, ε = 3.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.shared.arguments import module_argument, output_option, weights_option
+from lipcompile.cli.shared.arguments import module_argument, output_option, path_option, weights_option
 from lipcompile.cli.shared.output import complain
 from lipcompile.core.backend import find
 from lipcompile.diagnostics import Diagnostic, input_error
@@ -26,12 +26,7 @@ _OF_THE_COMPILER = "this is a bug of lipcompile, or of onnxruntime: please repor
 @click.command(short_help="Write a trained MODULE as an ONNX file for deployment.")
 @module_argument
 @weights_option
-@click.option(
-    "--ledger",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Ledger of the training; the default is ledger.jsonl in the folder.",
-)
+@path_option("--ledger", "FILE", "Ledger of the training; the default is ledger.jsonl in the folder.")
 @click.option(
     "--delta", type=float, help="δ to state ε at; by default that of the training, see `lipcompile ledger`."
 )

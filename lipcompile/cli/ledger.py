@@ -13,7 +13,7 @@ from lipcompile_privacy.accounting import Accountant, Release
 from lipcompile_privacy.errors import BudgetError, LedgerError
 from lipcompile_privacy.ledger import LedgerRecord, read_ledger
 
-from lipcompile.cli.shared.arguments import format_option
+from lipcompile.cli.shared.arguments import PATH, format_option
 from lipcompile.cli.shared.output import print_found
 from lipcompile.diagnostics import InputError, input_error
 
@@ -33,7 +33,7 @@ class _Spent:
 
 
 @click.command(short_help="Print the privacy budget that a training has spent.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option("--delta", type=float, help="δ to give ε at; by default that of the training.")
 @click.option("--accountant", type=click.Choice(_ACCOUNTANTS), help="Accountant to use; both by default.")
 @format_option()

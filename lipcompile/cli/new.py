@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from lipcompile.cli.shared.arguments import tokenizer_option
+from lipcompile.cli.shared.arguments import PATH, file_option, tokenizer_option
 from lipcompile.cli.shared.output import write_text
 from lipcompile.diagnostics import input_error
 
 
 @click.command(short_help="Write a schema for a table, for you to complete.")
-@click.argument("data", type=click.Path(path_type=Path))
+@click.argument("data", type=PATH)
 @click.option("--target", metavar="COLUMN", help="The column to be learned.")
 @tokenizer_option
 @click.option(
@@ -32,11 +32,10 @@ from lipcompile.diagnostics import input_error
     is_flag=True,
     help="All of DATA is public: read ranges, names of categories and classes from it, too.",
 )
-@click.option(
+@file_option(
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The file to write; people.schema.toml beside people.csv by default, where `train` looks for it; "
+    text="The file to write; people.schema.toml beside people.csv by default, where `train` looks for it; "
     "mnist.lip beside mnist.npz.",
 )
 def new(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 from lipcompile_privacy.errors import DataError
 
+from lipcompile.cli.shared.arguments import PATH, file_option
 from lipcompile.diagnostics import input_error
 
 if TYPE_CHECKING:
@@ -18,14 +19,9 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Predict a column of a table.")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("data", type=click.Path(path_type=Path))
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="File of predictions; else stdout.",
-)
+@click.argument("run", type=PATH)
+@click.argument("data", type=PATH)
+@file_option("--output", metavar="FILE", text="File of predictions; else stdout.")
 def predict(run: Path, data: Path, output: Path | None) -> int:
     """Predict the target column for each row of DATA. RUN is a folder that `train` wrote.
 

@@ -13,6 +13,7 @@ from lipcompile.cli.shared.arguments import (
     model_options,
     neighbours_option,
     noise_option,
+    path_option,
     table_options,
     vacuous_option,
     verify_option,
@@ -26,24 +27,14 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Train MODEL privately, to a budget.")
 @model_options()
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    metavar="FILE.npz",
-    help="Arrays to train a network on, or a folder of images.",
-)
+@path_option("--data", "FILE.npz", "Arrays to train a network on, or a folder of images.")
 @click.option(
     "--preset",
     type=click.Choice(["images"]),
     help="Read MODEL as data, and train the network and the plan that suit its shapes and counts.",
 )
 @table_options
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder for model.py, checkpoint.pt and ledger.jsonl; optional for a table.",
-)
+@path_option("--output", "DIR", "Folder for model.py, checkpoint.pt and ledger.jsonl; optional for a table.")
 @click.option("--epsilon", type=float, help="ε to spend on the whole training.")
 @click.option("--delta", type=float, help="δ, below one over the number of examples.")
 @click.option("--epochs", type=click.IntRange(1), help="Passes over the data; 20 by default.")

@@ -7,16 +7,14 @@ from typing import Any
 
 import click
 
-from lipcompile.cli.shared.arguments import table_options
+from lipcompile.cli.shared.arguments import PATH, path_option, table_options
 from lipcompile.diagnostics import input_error
 
 
 @click.command(short_help="Choose settings for a table privately, and train.")
-@click.argument("data", type=click.Path(path_type=Path))
+@click.argument("data", type=PATH)
 @table_options
-@click.option(
-    "--output", type=click.Path(path_type=Path), metavar="DIR", help="Folder for model.npz and its ledger."
-)
+@path_option("--output", "DIR", "Folder for model.npz and its ledger.")
 @click.option("--epsilon", type=float, help="ε of search and model together.")
 @click.option("--delta", type=float, help="δ; 1e-5 by default, or less for large tables.")
 @click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")

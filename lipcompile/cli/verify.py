@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.shared.arguments import format_option
+from lipcompile.cli.shared.arguments import PATH, format_option, path_option
 from lipcompile.cli.shared.output import complain, print_json
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from lipcompile_verify import Problem, Verdict
 
 SCHEMA, CERTIFICATE = "lipcompile.verify/1", "lipcompile.certificate/1"
-_FILE = click.Path(path_type=Path)
 _HELP = "compile the model again; if that changes nothing, the compiler is wrong: please report it"
 
 
@@ -37,9 +36,9 @@ class Finding:
 
 
 @click.command(short_help="Check a CERTIFICATE with a second program, independent of the compiler.")
-@click.argument("certificate", type=_FILE)
-@click.option("--module", type=_FILE, metavar="FILE.py", help="Also check that this is the certificate's module.")
-@click.option("--model", type=_FILE, metavar="FILE.onnx", help="Also check that this is the certificate's model.")
+@click.argument("certificate", type=PATH)
+@path_option("--module", "FILE.py", "Also check that this is the certificate's module.")
+@path_option("--model", "FILE.onnx", "Also check that this is the certificate's model.")
 @format_option("Format of the output on stdout.")
 def verify(certificate: Path, module: Path | None, model: Path | None, form: str) -> int:
     """Derive every bound of CERTIFICATE anew, from its graph alone, and compare.

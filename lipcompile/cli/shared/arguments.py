@@ -61,13 +61,21 @@ _NAMES = (
     *("freeze", "bindings", "input_shape", "limits"),
 )
 
+# A file or a folder.
+PATH = click.Path(path_type=Path)
+
+
+def path_option(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
+    """Give a command the keyword that `name` is: a file or a folder, None by default."""
+    return click.option(name, type=PATH, metavar=metavar, help=text)
+
+
 # What commands take that need a trained module.
-module_argument = click.argument("module", type=click.Path(path_type=Path))
-weights_option = click.option(
+module_argument = click.argument("module", type=PATH)
+weights_option = path_option(
     "--weights",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Checkpoint of `train`, or a state dict of torch.save; the checkpoint.pt of a folder by default.",
+    "FILE",
+    "Checkpoint of `train`, or a state dict of torch.save; the checkpoint.pt of a folder by default.",
 )
 
 
@@ -90,10 +98,15 @@ def model_options(*, required: bool = True, several: bool = False) -> Callable[[
     return decorate
 
 
-def output_option(metavar: str, text: str, *, required: bool = True) -> Callable[[Command], Command]:
-    """Give a command the keyword `output`: the file to write, whose suffixes `metavar` shows."""
+def file_option(*names: str, metavar: str, text: str, required: bool = False) -> Callable[[Command], Command]:
+    """Give a command the keyword that the last of `names` is: a file, whose suffixes `metavar` shows."""
     path = click.Path(dir_okay=False, path_type=Path)
-    return click.option("-o", "--output", type=path, required=required, metavar=metavar, help=text)
+    return click.option(*names, type=path, required=required, metavar=metavar, help=text)
+
+
+def output_option(metavar: str, text: str, *, required: bool = True) -> Callable[[Command], Command]:
+    """Give a command the keyword `output`: the file to write."""
+    return file_option("-o", "--output", metavar=metavar, text=text, required=required)
 
 
 vacuous_option = click.option(
@@ -101,11 +114,10 @@ vacuous_option = click.option(
 )
 
 
-public_option = click.option(
+public_option = file_option(
     "--public-data",
-    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.npz",
-    help="Measure gradients of these examples, on which nobody's privacy depends, instead of random ones.",
+    text="Measure gradients of these examples, on which nobody's privacy depends, instead of random ones.",
 )
 
 
@@ -128,22 +140,13 @@ tokenizer_option = click.option(
 
 def table_options(command: Command) -> Command:
     """Add what commands ask about a table to learn from: `target`, `schema`, `tokenizer`, `test`."""
-    file = click.Path(path_type=Path)
     options = (
         click.option("--target", metavar="COLUMN", help="Column of the table to predict."),
-        click.option(
-            "--schema",
-            type=file,
-            metavar="FILE",
-            help="Schema of the table, as `lipcompile new` writes it; DATA.schema.toml by default.",
+        path_option(
+            "--schema", "FILE", "Schema of the table, as `lipcompile new` writes it; DATA.schema.toml by default."
         ),
         tokenizer_option,
-        click.option(
-            "--test",
-            type=file,
-            metavar="FILE",
-            help="Table of test rows; by default a fifth of the table is held out.",
-        ),
+        path_option("--test", "FILE", "Table of test rows; by default a fifth of the table is held out."),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), command)
 
