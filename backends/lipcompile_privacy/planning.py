@@ -11,12 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from .accounting import (
-    Drawing,
-    NeighbouringRelation,
-    Sampling,
-    calibrate_noise_multiplier,
-)
+from .accounting import Drawing, NeighbouringRelation, Sampling, calibrate_noise_multiplier
 from .accounting.composition import Budget as Budget
 from .errors import BudgetError, FactorisationError
 from .factorisation import Cyclic, Strategy, optimal_banded, planned_strategy, strategy_from

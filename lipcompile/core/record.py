@@ -171,12 +171,7 @@ class ParameterRule(Generic[A]):
         return self.constraints != ("free",)
 
 
-def scaled_by_lipschitz(
-    num: Numbers[N],
-    site: Site[Any],
-    cotangent: N,
-    lipschitz: Sequence[N],
-) -> Sequence[N]:
+def scaled_by_lipschitz(num: Numbers[N], site: Site[Any], cotangent: N, lipschitz: Sequence[N]) -> Sequence[N]:
     """G_in = l·G_out, the chain rule: ‖Jᵀg‖ <= ‖J‖‖g‖."""
     return [factor * cotangent for factor in lipschitz]
 

@@ -11,12 +11,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from lipcompile_privacy.accounting import (
-    Accountant,
-    Selection,
-    calibrate_noise_multiplier,
-    gaussian_noise,
-)
+from lipcompile_privacy.accounting import Accountant, Selection, calibrate_noise_multiplier, gaussian_noise
 from lipcompile_privacy.errors import BudgetError
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.train.engine import SeededWarning

@@ -180,13 +180,7 @@ def _finite(edge: float, other: float) -> float:
 
 
 def released_moments(
-    x: Array,
-    targets: Rows,
-    units: Units,
-    indicators: Indicators,
-    floor: float,
-    release: Release,
-    noise: float,
+    x: Array, targets: Rows, units: Units, indicators: Indicators, floor: float, release: Release, noise: float
 ) -> tuple[Scaling, Array, float]:
     """Return the scaling, the means of what `targets` gives, and the standard deviation of the noise of all means.
 

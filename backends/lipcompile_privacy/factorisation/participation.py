@@ -54,11 +54,7 @@ class MinSeparation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, for `participation_from`."""
-        return {
-            "kind": "min_separation",
-            "separation": self.separation,
-            "participations": self.participations,
-        }
+        return {"kind": "min_separation", "separation": self.separation, "participations": self.participations}
 
 
 @dataclass(frozen=True, slots=True)

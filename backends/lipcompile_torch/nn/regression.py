@@ -64,11 +64,7 @@ def absolute_error(output: Tensor, target: Tensor, reduce: Reduce = "mean") -> T
 
 
 def huber(
-    output: Tensor,
-    target: Tensor,
-    delta: float = 1.0,
-    target_norm: float | None = None,
-    reduce: Reduce = "mean",
+    output: Tensor, target: Tensor, delta: float = 1.0, target_norm: float | None = None, reduce: Reduce = "mean"
 ) -> Tensor:
     """Return the mean or sum over the K outputs of ½r² up to ``delta``, delta·(|r| - ½delta) beyond, [B].
 
@@ -82,11 +78,7 @@ def huber(
 
 
 def smooth_l1(
-    output: Tensor,
-    target: Tensor,
-    beta: float = 1.0,
-    target_norm: float | None = None,
-    reduce: Reduce = "mean",
+    output: Tensor, target: Tensor, beta: float = 1.0, target_norm: float | None = None, reduce: Reduce = "mean"
 ) -> Tensor:
     """Return the mean or sum over the K outputs of ½r²/beta up to ``beta``, |r| - ½beta beyond, [B].
 

@@ -70,10 +70,7 @@ def load_npz(
 
 
 def load_test_npz(
-    path: str | os.PathLike[str],
-    input_shape: tuple[int, ...],
-    classes: int | None = None,
-    parts: Parts = (),
+    path: str | os.PathLike[str], input_shape: tuple[int, ...], classes: int | None = None, parts: Parts = ()
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Read what `load_npz` calls the test part, from files that hold no other, too; returns inputs and labels.
 

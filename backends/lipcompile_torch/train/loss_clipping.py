@@ -81,11 +81,7 @@ class AdaptiveClip:
     """
 
     def __init__(
-        self,
-        initial: float,
-        quantile: float = 0.5,
-        learning_rate: float = 0.2,
-        count_noise: float | None = None,
+        self, initial: float, quantile: float = 0.5, learning_rate: float = 0.2, count_noise: float | None = None
     ) -> None:
         self.value = _positive(initial, "the initial clip")
         if not 0 <= quantile <= 1:

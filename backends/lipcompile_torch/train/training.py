@@ -246,12 +246,7 @@ class _Training:
             self.config = replace(config, correlation=with_bands(config.correlation, drawing, steps, self.budget))
             config = self.config
         way = course(
-            size,
-            config.batch_size,
-            config.epochs,
-            self.engine.relation,
-            config.sampling,
-            config.correlation,
+            size, config.batch_size, config.epochs, self.engine.relation, config.sampling, config.correlation
         )
         plan = way.plan(self._sigma(way, saved), self.ledger.record)
         source: DataLoader[Any] = DataLoader(train_set, batch_size=config.batch_size)

@@ -203,8 +203,5 @@ def _is_cut(graph: Graph, value: str) -> bool:
 def _cut(graph: Graph, value: str, readers: set[str]) -> Graph:
     width = graph.shape(value)[-1]
     share = Fraction(1, isqrt(width - 1) + 1)  # at most 1/√width
-    chain = (
-        ("directions", OP_BY_NAME["rms_norm"], OverAxes(share, None, (-1,))),
-        ("bounded", SUM, Sum((share,))),
-    )
+    chain = (("directions", OP_BY_NAME["rms_norm"], OverAxes(share, None, (-1,))), ("bounded", SUM, Sum((share,))))
     return put_behind(graph, value, chain, readers)

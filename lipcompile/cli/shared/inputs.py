@@ -98,9 +98,7 @@ def admissible(attack: Any, graph: Graph) -> Any:
         raise input_error("LIP404", message, "name a loss with --loss, for this command alone")
     norm = getattr(graph.loss.attributes, "target_norm", None)
     return attack.Admissible(
-        target=_TARGETS[kind],
-        target_norm=math.inf if norm is None else float(norm),
-        vocabulary=vocabulary(graph),
+        target=_TARGETS[kind], target_norm=math.inf if norm is None else float(norm), vocabulary=vocabulary(graph)
     )
 
 

@@ -104,12 +104,7 @@ class LayerLowering:
         self.builder.clip(ClipGroup(node.name, own, length, regulariser))
 
     def _parameters(
-        self,
-        op: AnyOp,
-        call: ast.Call,
-        named: dict[str, ast.Expression],
-        positional: list[Argument],
-        scope: Scope,
+        self, op: AnyOp, call: ast.Call, named: dict[str, ast.Expression], positional: list[Argument], scope: Scope
     ) -> dict[str, ParameterChoice]:
         """Take the arguments that declare constraints out of the others: the node's parameters."""
         arguments = {rule.argument for rule in op.parameters}

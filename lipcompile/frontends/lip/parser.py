@@ -100,11 +100,7 @@ def _check_depth(tree: Tree[Token], file: str) -> None:
 @functools.cache
 def _lark(all_tokens: bool) -> Lark:
     return Lark(
-        _grammar(),
-        parser="lalr",
-        propagate_positions=True,
-        maybe_placeholders=False,
-        keep_all_tokens=all_tokens,
+        _grammar(), parser="lalr", propagate_positions=True, maybe_placeholders=False, keep_all_tokens=all_tokens
     )
 
 

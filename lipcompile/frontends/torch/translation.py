@@ -73,11 +73,7 @@ def _translated(program: ExportedProgram) -> ModelProto:
     try:
         with silence():
             made = torch.onnx.export(
-                program,
-                dynamo=True,
-                optimize=False,
-                verbose=False,
-                custom_translation_table=table,
+                program, dynamo=True, optimize=False, verbose=False, custom_translation_table=table
             )
             assert made is not None
             optimizer.fold_constants(
