@@ -226,6 +226,10 @@ class Context:
         values = operands if op.takes != "reals" else [self.numbers(operand) for operand in operands]
         return self.builder.add(op, attributes, values, name=node.name + suffix)
 
+    def unary(self, node: OnnxNode, op: str, attributes: Any, suffix: str = "") -> Value:
+        """Add the op of this name on the first operand."""
+        return self.add(node, OP_BY_NAME[op], attributes, [self.tensor(node)], suffix)
+
     def follower(self, node: OnnxNode, op_type: str) -> OnnxNode | None:
         """Return the only reader of a node's output, if it is an `op_type` and nothing else sees the output."""
         output = node.outputs[0]

@@ -27,17 +27,12 @@ LARGEST = Fraction(2**127)
 _SELU = {"alpha": Fraction("1.6732632423543772"), "gamma": Fraction("1.0507009873554805")}
 
 
-def _one(context: Context, node: OnnxNode, op: str, attributes: object) -> Value:
-    return context.add(node, OP_BY_NAME[op], attributes, [context.tensor(node)])
-
-
 def _operator(name: str, written: Written) -> Importer:
     """Return the importer of an operator of one operand that is the op, with its numbers."""
-    op = OP_BY_NAME[name]
 
     def importer(context: Context, node: OnnxNode) -> Value:
         numbers = {own: node.number(given, absent) for given, (own, absent) in written.numbers.items()}
-        return context.add(node, op, op.attributes(**numbers), [context.tensor(node)])
+        return context.unary(node, name, OP_BY_NAME[name].attributes(**numbers))
 
     return importer
 
@@ -46,9 +41,8 @@ def selu(context: Context, node: OnnxNode) -> Value:
     """SELU with its own constants, up to their rounding to float32; with others, gamma times ELU."""
     given = {name: node.number(name, value) for name, value in _SELU.items()}
     if all(abs(given[name] / value - 1) <= Fraction(1, 10**6) for name, value in _SELU.items()):
-        return _one(context, node, "selu", NoAttributes())
-    inner = context.add(node, OP_BY_NAME["elu"], ELU(given["alpha"]), [context.tensor(node)], "_elu")
-    return inner if inner.shape is None else scaled(context, node, inner, given["gamma"])
+        return context.unary(node, "selu", NoAttributes())
+    return scaled(context, node, context.unary(node, "elu", ELU(given["alpha"]), "_elu"), given["gamma"])
 
 
 def gelu(context: Context, node: OnnxNode) -> Value:
@@ -56,26 +50,26 @@ def gelu(context: Context, node: OnnxNode) -> Value:
     known, approximate = {"none": GELU("none"), "tanh": GELU("tanh")}, node.text("approximate", "none")
     if approximate not in known:
         raise Refusal("LIP102", f"Gelu has no approximation `{approximate}`", f"use {' or '.join(known)}")
-    return _one(context, node, "gelu", known[approximate])
+    return context.unary(node, "gelu", known[approximate])
 
 
 def swish(context: Context, node: OnnxNode) -> Value:
     """x·σ(αx) = silu(αx)/α."""
     alpha, operand = node.number("alpha", ONE), context.tensor(node)
     if alpha == 1:
-        return _one(context, node, "silu", NoAttributes())
+        return context.unary(node, "silu", NoAttributes())
     if alpha == 0:
         return scaled(context, node, operand, Fraction(1, 2))
     steeper = scaled(context, node, operand, alpha, "_steeper")
     made = context.add(node, OP_BY_NAME["silu"], NoAttributes(), [steeper], "_silu")
-    return made if made.shape is None else scaled(context, node, made, 1 / alpha)
+    return scaled(context, node, made, 1 / alpha)
 
 
 def shrink(context: Context, node: OnnxNode) -> Value:
     """x, or 0 near 0; if what remains is moved by the threshold, x minus x cut to it, which does not jump."""
     bias, threshold = node.number("bias", Fraction(0)), node.number("lambd", Fraction(1, 2))
     if bias == 0:
-        return _one(context, node, "hard_shrink", HardShrink(threshold))
+        return context.unary(node, "hard_shrink", HardShrink(threshold))
     if bias != threshold:
         raise Refusal("LIP110", "Shrink with a bias other than lambd is not yet supported", "use bias = lambd")
     operand = context.tensor(node)
@@ -87,8 +81,8 @@ def clip(context: Context, node: OnnxNode) -> Value:
     """x, cut to an interval; [0, ∞) makes it ReLU, no bound at all the identity."""
     low, high = clip_bounds(context, node)
     if high == LARGEST and low in (-LARGEST, 0):
-        return _one(context, node, "relu", NoAttributes()) if low == 0 else context.tensor(node)
-    return _one(context, node, "hardtanh", Hardtanh(low, high))
+        return context.unary(node, "relu", NoAttributes()) if low == 0 else context.tensor(node)
+    return context.unary(node, "hardtanh", Hardtanh(low, high))
 
 
 def clip_bounds(context: Context, node: OnnxNode) -> tuple[Fraction, Fraction]:

@@ -1,4 +1,4 @@
-"""The importer of Attention, and what decomposed attention is brought to: softmax(scale·q·kᵀ)·v for each head."""
+"""The importer of Attention: softmax(scale·q·kᵀ)·v for each head."""
 
 from __future__ import annotations
 
@@ -19,23 +19,6 @@ _EXTRA = ("a mask", "cached keys", "cached values", "lengths of padded sequences
 _EARLIER = ("keys", "values", "scores")  # outputs behind the first
 # Attributes whose other values have no rule, with the value that changes nothing.
 _NEUTRAL = {"softcap": 0, "left_window_size": -1, "right_window_size": -1}
-
-
-def attend(
-    context: Context,
-    node: OnnxNode,
-    q: Value,
-    k: Value,
-    v: Value,
-    scale: Fraction | None,
-    causal: bool,
-    suffix: str = "",
-) -> Value:
-    """Add softmax(scale·q·kᵀ)·v of [*heads, n, d], [*heads, k, d] and [*heads, k, e]; no scale is 1/√d.
-
-    The axes are those of one example. Shapes that do not fit each other are refused, as everywhere, by the op.
-    """
-    return context.add(node, DOT_PRODUCT, DotProduct(scale, causal), [q, k, v], suffix)
 
 
 def attention(context: Context, node: OnnxNode) -> Value:
@@ -83,7 +66,8 @@ def _attend(context: Context, node: OnnxNode, q: Value, k: Value, v: Value) -> V
             "LIP102", message, "use as many value heads as key heads, and a multiple of that for queries"
         )
     keys, values = (_repeated(context, node, part, heads // shared, name) for part, name in ((k, "k"), (v, "v")))
-    return attend(context, node, q, keys, values, scale, bool(node.integer("is_causal", 0)))
+    attributes = DotProduct(scale, causal=bool(node.integer("is_causal", 0)))
+    return context.add(node, DOT_PRODUCT, attributes, [q, keys, values])
 
 
 def _split(context: Context, node: OnnxNode, operand: Value, heads: int, name: str) -> Value:
@@ -113,6 +97,4 @@ def _repeated(context: Context, node: OnnxNode, part: Value, times: int, name: s
     return reshape_to(context, node, copies, (heads * times, *rest), f"_{name}_repeated")
 
 
-IMPORTERS: Mapping[str, Importer] = {
-    "Attention": attention,
-}
+IMPORTERS: Mapping[str, Importer] = {"Attention": attention}

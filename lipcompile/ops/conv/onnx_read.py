@@ -16,12 +16,8 @@ from lipcompile.ops.pool.onnx_read import per_axis, window_padding
 
 def conv(context: Context, node: OnnxNode) -> Value:
     """A convolution of an example [channels, *spatial]."""
-    operand, weight, groups = (
-        context.tensor(node),
-        _kernel(context, node, "[out, in / groups, *taps]"),
-        _groups(node),
-    )
-    kernel = weight.array.shape[2:]
+    operand, weight = context.tensor(node), _kernel(context, node, "[out, in / groups, *taps]")
+    groups, kernel = _groups(node), weight.array.shape[2:]
     stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
     padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
     attributes = Conv(weight.array.shape[0], kernel, stride, padding, dilation, groups)
@@ -31,12 +27,8 @@ def conv(context: Context, node: OnnxNode) -> Value:
 
 def conv_transpose(context: Context, node: OnnxNode) -> Value:
     """A transposed convolution of an example [channels, *spatial], whose padding is given as such."""
-    operand, weight, groups = (
-        context.tensor(node),
-        _kernel(context, node, "[in, out / groups, *taps]"),
-        _groups(node),
-    )
-    kernel = weight.array.shape[2:]
+    operand, weight = context.tensor(node), _kernel(context, node, "[in, out / groups, *taps]")
+    groups, kernel = _groups(node), weight.array.shape[2:]
     if node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.integers("output_shape"):
         message = "runtimes disagree on the meaning of auto_pad and output_shape of ConvTranspose"
         raise Refusal("LIP110", message, "export the model with explicit pads")
@@ -76,7 +68,4 @@ def _kernel_bias(context: Context, node: OnnxNode, channels: int) -> Known | Non
     return None if bias is None else bias_vector(bias, channels)
 
 
-IMPORTERS: Mapping[str, Importer] = {
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-}
+IMPORTERS: Mapping[str, Importer] = {"Conv": conv, "ConvTranspose": conv_transpose}

@@ -100,20 +100,16 @@ def _is_neutral(known: Known, value: int) -> bool:
 # Norms
 
 
-def layer_normalization(context: Context, node: OnnxNode) -> Value:
-    """(x - μ)/√(σ² + ε) over all axes from one on, times a scale, plus a bias."""
-    axes = _trailing(context, node)
-    made = _norm(context, node, "layer_norm", OverAxes(None, node.number("epsilon", EPSILON), axes))
-    stored = context.shape(node)[axes[0] :]
-    return affine(context, node, made, stored, stored)
+def over_trailing_axes(op: str) -> Importer:
+    """(x - μ)/√(σ² + ε), or x/√(ρ² + ε), over all axes from one on, times a scale, plus a bias."""
 
+    def importer(context: Context, node: OnnxNode) -> Value:
+        axes = _trailing(context, node)
+        made = context.unary(node, op, OverAxes(None, node.number("epsilon", EPSILON), axes))
+        stored = context.shape(node)[axes[0] :]
+        return affine(context, node, made, stored, stored)
 
-def rms_normalization(context: Context, node: OnnxNode) -> Value:
-    """x/√(ρ² + ε) over all axes from one on, times a scale."""
-    axes = _trailing(context, node)
-    made = _norm(context, node, "rms_norm", OverAxes(None, node.number("epsilon", EPSILON), axes))
-    stored = context.shape(node)[axes[0] :]
-    return affine(context, node, made, stored, stored)
+    return importer
 
 
 def _trailing(context: Context, node: OnnxNode) -> tuple[int, ...]:
@@ -134,18 +130,15 @@ def group_normalization(context: Context, node: OnnxNode) -> Value:
     if groups < 1:
         raise Refusal("LIP102", f"GroupNormalization cannot have {groups} groups")
     attributes = GroupNorm(groups, None, node.number("epsilon", EPSILON))
-    return affine(context, node, _norm(context, node, "group_norm", attributes), example[:1], per_channel(example))
+    made = context.unary(node, "group_norm", attributes)
+    return affine(context, node, made, example[:1], per_channel(example))
 
 
 def instance_normalization(context: Context, node: OnnxNode) -> Value:
     """(x - μ)/√(σ² + ε) over each channel, times a scale, plus a bias."""
-    made = _norm(context, node, "instance_norm", InstanceNorm(None, node.number("epsilon", EPSILON)))
+    made = context.unary(node, "instance_norm", InstanceNorm(None, node.number("epsilon", EPSILON)))
     example = context.shape(node)
     return affine(context, node, made, example[:1], per_channel(example))
-
-
-def _norm(context: Context, node: OnnxNode, op: str, attributes: Any) -> Value:
-    return context.add(node, OP_BY_NAME[op], attributes, [context.tensor(node)])
 
 
 def per_channel(example: Shape) -> Shape:
@@ -160,7 +153,7 @@ def local_response(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP110", f"LRN over {size} channels is not yet supported", "use an odd size")
     alpha, beta = node.number("alpha", Fraction(1, 10000)), node.number("beta", Fraction(3, 4))
     attributes = LocalResponse(size, alpha, beta, node.number("bias", Fraction(1)))
-    return context.add(node, OP_BY_NAME["lrn"], attributes, [context.tensor(node)])
+    return context.unary(node, "lrn", attributes)
 
 
 def batch_normalization(context: Context, node: OnnxNode) -> Value:
@@ -195,6 +188,6 @@ IMPORTERS: Mapping[str, Importer] = {
     "GroupNormalization": group_normalization,
     "InstanceNormalization": instance_normalization,
     "LRN": local_response,
-    "LayerNormalization": layer_normalization,
-    "RMSNormalization": rms_normalization,
+    "LayerNormalization": over_trailing_axes("layer_norm"),
+    "RMSNormalization": over_trailing_axes("rms_norm"),
 }

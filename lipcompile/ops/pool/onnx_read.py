@@ -76,7 +76,7 @@ def pool_of(node: OnnxNode, example: Shape) -> Pool:
 
 def max_pool(context: Context, node: OnnxNode) -> Value:
     """The maximum over windows; the indices, a second output, are not offered."""
-    return context.add(node, OP_BY_NAME["max_pool"], pool_of(node, context.shape(node)), [context.tensor(node)])
+    return context.unary(node, "max_pool", pool_of(node, context.shape(node)))
 
 
 def average_pool(context: Context, node: OnnxNode) -> Value:
@@ -86,31 +86,31 @@ def average_pool(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP110", "AveragePool with dilations is not yet supported", "use a convolution")
     window = (pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
     counts = bool(node.integer("count_include_pad", 0))
-    return context.add(node, OP_BY_NAME["avg_pool"], AveragePool(*window, counts), [context.tensor(node)])
+    return context.unary(node, "avg_pool", AveragePool(*window, counts))
 
 
 def lp_pool(context: Context, node: OnnxNode) -> Value:
     """The p-norm of windows."""
     pool, p = pool_of(node, context.shape(node)), node.integer("p", 2)
     if p == 2:
-        return context.add(node, OP_BY_NAME["l2_pool"], pool, [context.tensor(node)])
+        return context.unary(node, "l2_pool", pool)
     norm = LpPool(p, pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
-    return context.add(node, OP_BY_NAME["lp_pool"], norm, [context.tensor(node)])
+    return context.unary(node, "lp_pool", norm)
 
 
 def global_lp_pool(context: Context, node: OnnxNode) -> Value:
     """The p-norm of all spatial entries, their axes kept."""
     spatial, p = context.shape(node)[1:], node.integer("p", 2)
     if p == 2:
-        return context.add(node, OP_BY_NAME["global_l2_pool"], GlobalPool(keep=True), [context.tensor(node)])
+        return context.unary(node, "global_l2_pool", GlobalPool(keep=True))
     none, one = ((0, 0),) * len(spatial), (1,) * len(spatial)
     norm = LpPool(p, spatial, spatial, none, one)
-    return context.add(node, OP_BY_NAME["lp_pool"], norm, [context.tensor(node)])
+    return context.unary(node, "lp_pool", norm)
 
 
 def global_pool(op: str) -> Importer:
     """Return the importer of a pool over all spatial entries, their axes kept."""
-    return lambda context, node: context.add(node, OP_BY_NAME[op], GlobalPool(keep=True), [context.tensor(node)])
+    return lambda context, node: context.unary(node, op, GlobalPool(keep=True))
 
 
 def reduced_axes(context: Context, node: OnnxNode, example: Shape) -> tuple[int, ...]:

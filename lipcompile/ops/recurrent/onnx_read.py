@@ -172,11 +172,7 @@ def _memory(made: Sequence[_Direction]) -> Value:
     return made[0].net.joined("_memory", [one.states[-1].memory for one in made])
 
 
-IMPORTERS: Mapping[str, Importer] = {
-    "GRU": recurrent,
-    "LSTM": recurrent,
-    "RNN": recurrent,
-}
+IMPORTERS: Mapping[str, Importer] = {"GRU": recurrent, "LSTM": recurrent, "RNN": recurrent}
 
 # Where the gates of torch's order stand among the file's: i, o, f, c of an LSTM; z, r, h of a GRU.
 _GATES: Mapping[str, tuple[int, ...]] = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 2, 3, 1)}

@@ -32,12 +32,7 @@ from lipcompile.ops.table import OP_BY_NAME
 
 Array = NDArray[Any]
 Pairs = tuple[tuple[int, int], ...]
-_PADDING: Mapping[str, Mode] = {
-    "constant": "zeros",
-    "reflect": "reflect",
-    "edge": "replicate",
-    "wrap": "circular",
-}
+_PADDING: Mapping[str, Mode] = {"constant": "zeros", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
 def pad(context: Context, node: OnnxNode) -> Value:

@@ -166,7 +166,4 @@ def _is_nearest(node: OnnxNode, place: str, *, halves: bool) -> bool:
     )
 
 
-IMPORTERS: Mapping[str, Importer] = {
-    "Resize": resize,
-    "Upsample": upsample,
-}
+IMPORTERS: Mapping[str, Importer] = {"Resize": resize, "Upsample": upsample}

@@ -201,9 +201,7 @@ def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
             message = f"operator set {version} has no {gone}: the standard has withdrawn it"
             raise input_error("LIP007", message, "export the model with a newer opset_version", at) from None
         if all(is_standard(node.op_type, version) for node in _standard_nodes(model)):
-            raise input_error(
-                "LIP003", f"not a valid ONNX model: {_first_line(error)}", EXPORT_AGAIN, at
-            ) from None
+            raise input_error("LIP003", f"not a valid ONNX model: {first_line(error)}", EXPORT_AGAIN, at) from None
         # Otherwise the importer refuses the unknown operator by its name, beside everything else it finds.
 
 
@@ -226,6 +224,7 @@ def _standard_nodes(model: ModelProto) -> Iterator[NodeProto]:
     return (node for graph in tensors.graphs(model) for node in graph.node if node.domain in OFFICIAL_DOMAINS)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an exception says first, cut to 200 characters; its type if it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from lipcompile.core.record import Shape
+from lipcompile.frontends.onnx.file.read import first_line
 from lipcompile.frontends.onnx.inputs import Source, sources
 from lipcompile.frontends.onnx.refused import DRAWS
 from lipcompile.frontends.options import OriginalError
@@ -45,7 +46,7 @@ class Session:
             with silence_native():
                 return np.asarray(self._run(feeds)).astype(np.float64)
         except Exception as error:
-            raise OriginalError(f"{self.runner}: {_line(error)}") from None
+            raise OriginalError(f"{self.runner}: {first_line(error)}") from None
 
 
 def parts(x: Array, shapes: Sequence[Shape]) -> list[Array]:
@@ -79,7 +80,7 @@ def opened(path: Path, model: ModelProto, given: Mapping[str, Shape]) -> Session
             session = Session(runner, found[0].batch, _precision(model, kinds), found, kinds, run)
             session(_zeros(found))
         except Exception as error:
-            reasons.append(str(error) if isinstance(error, OriginalError) else f"{runner}: {_line(error)}")
+            reasons.append(str(error) if isinstance(error, OriginalError) else f"{runner}: {first_line(error)}")
             continue
         return session
     raise OriginalError("; ".join(reasons))
@@ -99,7 +100,7 @@ def on_processor(path: Path, model: ModelProto, *, optimised: bool) -> Session:
         with silence_native():
             session = _session(str(path), ["CPUExecutionProvider"], optimised=optimised)
     except Exception as error:
-        raise OriginalError(f"onnxruntime: {_line(error)}") from None
+        raise OriginalError(f"onnxruntime: {first_line(error)}") from None
     return Session("onnxruntime", None, "float32", found, kinds, lambda feeds: session.run(None, feeds)[0])
 
 
@@ -170,8 +171,3 @@ def _by_reference(_: str | bytes, model: ModelProto) -> Run:
 
     evaluator: Any = ReferenceEvaluator(model)
     return lambda feeds: evaluator.run(None, dict(feeds))[0]
-
-
-def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
