@@ -131,7 +131,12 @@ def export_onnx(
     lipschitz = None if norms is None else _lipschitz(graph, norms, float.fromhex(document["totals"]["lipschitz"]))
     spent, notes = _spent(ledger, delta, accountant)
     notes = (*notes, *_unsaid(graph, norms, lipschitz))
-    metadata = {**_of_model(document), **_of_weights(norms, lipschitz), **_of_privacy(spent)}
+    metadata = {
+        "lipcompile.certificate": encode(document).decode(),
+        "lipcompile.graph_sha256": document["graph_sha256"],
+        **_of_weights(norms, lipschitz),
+        **_of_privacy(spent),
+    }
     model = to_onnx(graph, backend.deployment.weights_of(single), clip_input=True, metadata=metadata)
     with files.beside(Path(path), ".data") as temporary:
         save(model, temporary)
@@ -215,13 +220,6 @@ def delta_of(given: float | None, record: Any) -> float:
 
 
 # What the file says
-
-
-def _of_model(document: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "lipcompile.certificate": encode(document).decode(),
-        "lipcompile.graph_sha256": document["graph_sha256"],
-    }
 
 
 def _of_weights(norms: Mapping[str, float] | None, lipschitz: Lipschitz | None) -> dict[str, str]:

@@ -143,7 +143,7 @@ class _Private(BaseEstimator):
             ledger=self.ledger,
         )
 
-    def _encoded(self, x: ArrayLike) -> tuple[NDArray[Any], Problem]:
+    def _encoded(self, x: Any) -> tuple[NDArray[Any], Problem]:
         """Return the rows to fit on [N, d], and what is public of their columns."""
         self.schema_ = self._schema_of(x)
         if self.schema_ is None:
@@ -153,7 +153,7 @@ class _Private(BaseEstimator):
         if self.bounds is not None:
             raise ValueError("a schema has the ranges of columns: leave bounds out")
         _check_feature_names(self, x, reset=True)
-        self.n_features_in_ = _width(x)
+        self.n_features_in_ = int(x.shape[1])
         data = encoded(x, self.schema_)
         return data.x, Problem(low=data.low, high=data.high, indicators=indicators(self.schema_))
 
@@ -162,7 +162,7 @@ class _Private(BaseEstimator):
         if self.schema is not None:
             schema = self.schema if isinstance(self.schema, Schema) else load(Path(self.schema))
             return replace(portable(schema), target=None, task="classification", classes=None, target_range=None)
-        if not _is_frame(x) or all(kind in "fiub" for kind in _kinds(x)):
+        if not (hasattr(x, "columns") and hasattr(x, "shape")) or all(kind in "fiub" for kind in _kinds(x)):
             return None
         warnings.warn(
             "the kinds of columns were read from the rows, which is not paid for: give schema=…, which "
@@ -376,14 +376,6 @@ def _told(message: str) -> str:
     return (
         ". ".join(filter(None, quoting.groups())) if quoting else "the rows or the targets are no table of numbers"
     )
-
-
-def _is_frame(x: Any) -> bool:
-    return hasattr(x, "columns") and hasattr(x, "shape")
-
-
-def _width(x: Any) -> int:
-    return int(x.shape[1])
 
 
 def _kinds(x: Any) -> list[str]:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from lipcompile import limits
 from lipcompile.certificates import SCHEMA, graph_document, hash_of
@@ -24,6 +24,7 @@ from lipcompile.ops.schema import Axis, Extra, Index, Label, Padding, PerAxis
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 Json = Mapping[str, Any]
+T = TypeVar("T")
 _PARTS = ("schema", "versions", "source", "graph", "graph_sha256", "steps", "totals")
 _OPTIONAL = ("user_ops", "training")
 
@@ -223,22 +224,19 @@ def _attribute(kind: Any, value: Any, where: str) -> Any:
     raise _unreadable(f"{where} has a type that certificates cannot represent")
 
 
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise _unreadable(f"{where} is not a text")
-    return value
+def _of_kind(kind: type[T], otherwise: str) -> Callable[[Any, str], T]:
+    """Return what reads values of a kind of JSON's, and says of others what they are."""
+
+    def read(value: Any, where: str) -> T:
+        if type(value) is not kind:
+            raise _unreadable(f"{where} is {otherwise}")
+        return value
+
+    return read
 
 
-def _boolean(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise _unreadable(f"{where} is neither true nor false")
-    return value
-
-
-def _integer(value: Any, where: str) -> int:
-    if type(value) is not int:
-        raise _unreadable(f"{where} is not an integer")
-    return value
+_text, _boolean = _of_kind(str, "not a text"), _of_kind(bool, "neither true nor false")
+_integer, _list = _of_kind(int, "not an integer"), _of_kind(list, "not a list")
 
 
 def _natural(value: Any, where: str) -> int:
@@ -260,12 +258,6 @@ def _scalar(value: Any, where: str) -> Fraction:
         return limits.exact(_text(value, where), where)
     except (ValueError, ZeroDivisionError):
         raise _unreadable(f"{where} is not an exact number") from None
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _unreadable(f"{where} is not a list")
-    return value
 
 
 def _shape(value: Any, where: str) -> Shape:

@@ -281,13 +281,10 @@ class GraphBuilder:
     ) -> Value:
         """Declare the example; a norm that bounds nothing and a shape without entries are refused."""
         if isinstance(norm, Fraction) and norm <= 0:
-            message, help_line = "the input norm must be positive", "write norm <= 1.0, say"
-            self.diagnostics.append(
-                Diagnostic("LIP202", message, help_line, node=name, op="input", location=location)
-            )
+            found = Refusal("LIP202", "the input norm must be positive", "write norm <= 1.0, say")
+            self.refuse(found, name=name, op="input", location=location)
         if prod(shape) < 1:
-            message = "the input has no entries"
-            self.diagnostics.append(Diagnostic("LIP203", message, node=name, op="input", location=location))
+            self.refuse(Refusal("LIP203", "the input has no entries"), name=name, op="input", location=location)
         limits.demand("entries", prod(shape), f"the input `{name}` has", location)
         self._input = Input(self.fresh(name), shape, norm, trusted, tokens, location, parts)
         self._tokens |= {self._input.name} if tokens else set()
@@ -372,17 +369,8 @@ class GraphBuilder:
         shape: Shape | None = None,
     ) -> Value:
         """Record why a node is refused; `shape`, where it is known, lets the analysis of what follows go on."""
-        self.diagnostics.append(
-            Diagnostic(
-                refusal.code,
-                refusal.message,
-                refusal.help,
-                node=name,
-                op=op,
-                location=location,
-                path=self._path(inputs),
-            )
-        )
+        what, path = (refusal.code, refusal.message, refusal.help), self._path(inputs)
+        self.diagnostics.append(Diagnostic(*what, node=name, op=op, location=location, path=path))
         return Value(name, shape)
 
     def finish(self, output: Value, loss: LossUse | None) -> Graph | None:

@@ -36,10 +36,8 @@ ROWS = 8192
 """Rows at once, where something is computed for all rows."""
 _ENTRIES = 2**23  # of all columns at once: of 65,536 buckets even a thousand rows take half a gigabyte
 
-_OCTAVES = (
-    -20,
-    40,
-)  # intervals reach from 2^-20 to 2^40, in either direction; values nearer to zero count as zero
+# Intervals reach from 2^-20 to 2^40, in either direction; values nearer to zero count as zero.
+_OCTAVES = (-20, 40)
 _MISTAKE = 1e-3  # probability that noise makes any interval stand out, and a range far too wide
 _FINEST = 8  # intervals of an octave
 _USUAL = 0.6  # of the longest row of numbers that can be, most rows have no more

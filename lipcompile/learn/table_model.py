@@ -77,31 +77,20 @@ class TableModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all of it to an .npz file of plain arrays; raises OSError."""
-        one = self.fitted
-        units = one.scaling.units
+        one, scaling, directions = self.fitted, self.fitted.scaling, self.fitted.features.directions
         arrays = {
-            "low": units.low,
-            "high": units.high,
-            "mean": one.scaling.mean,
-            "scale": one.scaling.scale,
-            "kept": one.scaling.kept,
-            "products": one.scaling.products,
+            "low": scaling.units.low,
+            "high": scaling.units.high,
+            **{name: getattr(scaling, name) for name in ("mean", "scale", "kept", "products")},
             "weights": one.weights,
             "start": one.head.start,
-            "directions": np.empty((0, 0), np.float32)
-            if one.features.directions is None
-            else one.features.directions,
+            "directions": np.empty((0, 0), np.float32) if directions is None else directions,
         }
         facts = {
             "format": FORMAT,
             "schema": text_of_schema(portable(self.schema), "the table", []),
             "constant": one.features.constant,
-            "head": {
-                "loss": one.head.loss,
-                "outputs": one.head.outputs,
-                "offset": one.head.offset,
-                "unit": one.head.unit,
-            },
+            "head": {name: getattr(one.head, name) for name in ("loss", "outputs", "offset", "unit")},
             "budget": asdict(one.budget),
             "epsilon": one.epsilon,
             "spent": [asdict(line) for line in one.spent],
@@ -110,7 +99,7 @@ class TableModel:
             "searched": one.searched,
         }
         with Path(path).open("wb") as file:
-            np.savez(file, facts=np.array(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
+            np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
 
 
 def load(path: str | os.PathLike[str]) -> TableModel:

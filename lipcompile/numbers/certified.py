@@ -19,7 +19,7 @@ from mpmath import libmp
 from mpmath.ctx_iv import MPIntervalContext
 
 from lipcompile.numbers import Coefficients, Count, Step
-from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
+from lipcompile.numbers.scalar import OPERATIONS, Arithmetic, Scalar, Symbol
 from lipcompile.numbers.step import then
 
 _IV: Any = MPIntervalContext()
@@ -82,8 +82,8 @@ class Certified:
         if isinstance(value, Symbol):
             return UNKNOWN
         if isinstance(value, Arithmetic):
-            left, right = self.of(value.left), self.of(value.right)
-            return _OPERATIONS[value.operator](left, right)
+            found: Interval = OPERATIONS[value.operator](self.of(value.left), self.of(value.right))
+            return found
         return _enclosed(value)
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Interval:
@@ -200,14 +200,6 @@ def _supremum(value: Callable[[Interval], Interval], slope: Callable[[Interval],
         parts = {half: bound(*half) for half in halves}
     claimed = min(whole.ends.b, max([largest * (1 + CLOSE), *parts.values()]))
     return Interval(_IV.mpf([max(at(s).ends.a for s in points), claimed]))
-
-
-_OPERATIONS: dict[str, Callable[[Interval, Interval], Interval]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-}
 
 
 def _any_power(step: Step[Interval]) -> Step[Interval]:

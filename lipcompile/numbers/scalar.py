@@ -5,19 +5,16 @@ A `Scalar` is what a model file says (a norm bound, a slope, a temperature) befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from operator import add, mul, sub, truediv
+from typing import Any, Literal
 
 Operator = Literal["+", "-", "*", "/"]
 
-_FOLD: dict[Operator, Callable[[Fraction, Fraction], Fraction]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-}
+# Of numbers of any domain.
+OPERATIONS: Mapping[Operator, Callable[[Any, Any], Any]] = {"+": add, "-": sub, "*": mul, "/": truediv}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,8 @@ Scalar = Fraction | Symbol | Arithmetic
 def combine(operator: Operator, left: Scalar, right: Scalar) -> Scalar:
     """Apply `operator`, folding exact numbers; raises ZeroDivisionError on a division by an exact zero."""
     if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return _FOLD[operator](left, right)
+        exact: Fraction = OPERATIONS[operator](left, right)
+        return exact
     return Arithmetic(operator, left, right)
 
 

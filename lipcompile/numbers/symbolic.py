@@ -14,7 +14,7 @@ from sympy.printing.str import StrPrinter
 from lipcompile import limits
 from lipcompile.numbers import Count, Step, closed_form
 from lipcompile.numbers.known import Definition, Known
-from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
+from lipcompile.numbers.scalar import OPERATIONS, Arithmetic, Scalar, Symbol
 from lipcompile.numbers.simplify import extreme, total
 from lipcompile.numbers.step import changed
 
@@ -98,8 +98,8 @@ class Symbolic:
             self.definitions.setdefault(value.name, Definition(value.name, f"{value.meaning}, above 0"))
             return Formula(_symbol(value.name))
         if isinstance(value, Arithmetic):
-            left, right = self.of(value.left), self.of(value.right)
-            return _OPERATIONS[value.operator](left, right)
+            found: Formula = OPERATIONS[value.operator](self.of(value.left), self.of(value.right))
+            return found
         exact = Fraction(value)
         return Formula(sympy.Rational(exact.numerator, exact.denominator))
 
@@ -222,12 +222,6 @@ class Symbolic:
 
 
 _BRANCHING = (sympy.Min, sympy.Max, sympy.Piecewise, MaxOver)
-_OPERATIONS: dict[str, Callable[[Formula, Formula], Formula]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-}
 
 
 def _is_long(expression: Any, longest: int) -> bool:

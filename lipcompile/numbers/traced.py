@@ -29,6 +29,14 @@ _EXACTLY: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 }
 
 
+Operation = Callable[["Expression", "Expression | int"], "Expression"]
+
+
+def _operations(sign: type[ast.operator]) -> tuple[Operation, Operation]:
+    """Return the operation of an expression with what stands behind it, and with what stands before it."""
+    return lambda own, other: _binary(own, sign(), other), lambda own, other: _binary(other, sign(), own)
+
+
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A Python expression that computes a number; of a literal, the exact number that it stands for."""
@@ -36,29 +44,10 @@ class Expression:
     tree: ast.expr
     exact: Fraction | None = None
 
-    def __add__(self, other: Expression | int) -> Expression:
-        return _binary(self, ast.Add(), other)
-
-    def __radd__(self, other: int) -> Expression:
-        return _binary(other, ast.Add(), self)
-
-    def __sub__(self, other: Expression | int) -> Expression:
-        return _binary(self, ast.Sub(), other)
-
-    def __rsub__(self, other: int) -> Expression:
-        return _binary(other, ast.Sub(), self)
-
-    def __mul__(self, other: Expression | int) -> Expression:
-        return _binary(self, ast.Mult(), other)
-
-    def __rmul__(self, other: int) -> Expression:
-        return _binary(other, ast.Mult(), self)
-
-    def __truediv__(self, other: Expression | int) -> Expression:
-        return _binary(self, ast.Div(), other)
-
-    def __rtruediv__(self, other: int) -> Expression:
-        return _binary(other, ast.Div(), self)
+    __add__, __radd__ = _operations(ast.Add)
+    __sub__, __rsub__ = _operations(ast.Sub)
+    __mul__, __rmul__ = _operations(ast.Mult)
+    __truediv__, __rtruediv__ = _operations(ast.Div)
 
     def __str__(self) -> str:
         return ast.unparse(self.tree)

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -93,9 +93,9 @@ def signature(record: type[Any], also: Sequence[str] = ()) -> str:
     return f"the arguments are ({', '.join(parts)})" if parts else "it takes no arguments"
 
 
-def suggest(name: str, known: Sequence[str], limit: int = 1) -> str:
+def suggest(name: str, known: Sequence[str]) -> str:
     """Return `did you mean …?` for the nearest known name, or the empty string."""
-    near = difflib.get_close_matches(name, known, n=limit, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean `{near[0]}`?" if near else ""
 
 
@@ -192,14 +192,11 @@ def _scalar(name: str, value: Any, _rank: int) -> Scalar:
     return Fraction(value) if isinstance(value, int) else value
 
 
-def _scalars(name: str, value: Any, rank: int) -> tuple[Scalar, ...]:
-    items = value if isinstance(value, tuple) else (value,)
-    return tuple(_scalar(name, item, rank) for item in items)
-
-
-def _integers(name: str, value: Any, _rank: int) -> tuple[int, ...]:
-    items = value if isinstance(value, tuple) else (value,)
-    return tuple(_integer(name, item, _rank) for item in items)
+def _several(convert: Callable[[str, Any, int], A]) -> Callable[[str, Any, int], tuple[A, ...]]:
+    """Convert each entry of a tuple; a value by itself is one of one entry."""
+    return lambda name, value, rank: tuple(
+        convert(name, item, rank) for item in (value if isinstance(value, tuple) else (value,))
+    )
 
 
 def _per_axis(name: str, value: Any, rank: int) -> tuple[int, ...]:
@@ -240,8 +237,8 @@ _CONVERTERS = (
     (bool, _boolean),
     (Scalar, _scalar),
     (Scalar | None, _scalar),
-    (tuple[Scalar, ...], _scalars),
-    (tuple[int, ...], _integers),
+    (tuple[Scalar, ...], _several(_scalar)),
+    (tuple[int, ...], _several(_integer)),
 )
 
 

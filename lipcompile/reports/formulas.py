@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 from math import isfinite
@@ -168,21 +169,22 @@ def rounded(expression: Any) -> Any:
     """
     expression = _with_decimals(_with_one_number(expression))
     long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) > _DIGITS}
-    if not long:
+    return _enlarged(expression, long)
+
+
+def _enlarged(expression: Any, larger: Mapping[Any, Any]) -> Any:
+    """Return a formula with larger parts in place of some, but where it might be smaller for that."""
+    if not larger:
         return expression
     kept = {part: part for part in expression.atoms(Add, Pow, exp, Boolean) if _may_fall(part)}
     with distribute(False):  # what is rounded up stays in front of its brackets: a difference may fall
-        return expression.xreplace({**long, **kept})
+        return expression.xreplace({**larger, **kept})
 
 
 def _with_one_number(expression: Any) -> Any:
     """Return a formula in which a fraction times a long root is one number, rounded up: sqrt(1977403641)/10000."""
     long = {product: _with_number(product) for product in expression.atoms(Mul) if _has_long_root(product)}
-    if not long:
-        return expression
-    kept = {part: part for part in expression.atoms(Add, Pow, exp, Boolean) if _may_fall(part)}
-    with distribute(False):
-        return expression.xreplace({**long, **kept})
+    return _enlarged(expression, long)
 
 
 def _has_long_root(product: Any) -> bool:

@@ -86,14 +86,10 @@ def _ratio(one: float, other: float) -> float | None:
 
 def signal_row(name: str, copies: Sequence[Any]) -> SignalRow:
     """Return the norms over all copies of a parameter together."""
-    return SignalRow(
-        name,
-        math.hypot(*(one.bound for one in copies)),
-        math.hypot(*(one.typical for one in copies)),
-        math.hypot(*(one.mean for one in copies)),
-        math.hypot(*(one.noise for one in copies)),
-        len(copies),
-    )
+    norms = {
+        norm: math.hypot(*(getattr(one, norm) for one in copies)) for norm in ("bound", "typical", "mean", "noise")
+    }
+    return SignalRow(name, **norms, copies=len(copies))
 
 
 def first_copies(blocks: Iterable[Block]) -> dict[str, str]:
@@ -121,12 +117,8 @@ def together(bounds: Sequence[Bound]) -> Bound:
 
 def layer_of_all(found: Sequence[LayerBounds]) -> LayerBounds:
     """Return what holds of all copies of a layer, under the name of the first."""
-    return LayerBounds(
-        found[0].name,
-        output_norm=together([bounds.output_norm for bounds in found]),
-        cotangent=together([bounds.cotangent for bounds in found]),
-        lipschitz=together([bounds.lipschitz for bounds in found]),
-    )
+    what = ("output_norm", "cotangent", "lipschitz")
+    return LayerBounds(found[0].name, **{name: together([getattr(one, name) for one in found]) for name in what})
 
 
 def grouped(names: Iterable[str], first: Mapping[str, str]) -> dict[str, list[str]]:

@@ -81,13 +81,14 @@ def gaussian_epsilon(formula: Formula, noise_multiplier: float, delta: float) ->
             return bool(_delta(noise_multiplier, epsilon) <= delta)
         return _FORMULAS[formula](epsilon, delta) <= noise_multiplier
 
-    high = min(1.0, _BELOW[formula])
+    limit = _BELOW.get(formula, math.inf)
+    high = min(1.0, limit)
     while not suffices(high):
-        if high >= _BELOW[formula]:
+        if high >= limit:
             raise BudgetError(
                 f"the {formula} formula is proved for epsilon {_SAID[formula]} only, which needs more noise"
             )
-        high = min(2 * high, _BELOW[formula])
+        high = min(2 * high, limit)
     low = 0.0
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
@@ -147,13 +148,7 @@ _FORMULAS: Mapping[Formula, Callable[[float, float], float]] = {
     "padded": _padded,
     "classical": _classical,
 }
-_BELOW: Mapping[Formula, float] = {
-    "analytic": math.inf,
-    "refined": math.inf,
-    "tail": math.log(4),
-    "padded": math.inf,
-    "classical": math.nextafter(1, 0),
-}
+_BELOW: Mapping[Formula, float] = {"tail": math.log(4), "classical": math.nextafter(1, 0)}  # others hold for all ε
 _SAID: Mapping[Formula, str] = {"classical": "< 1", "tail": "<= ln 4"}
 
 

@@ -263,7 +263,8 @@ def measure(
     """
     now, norms = current_contents(module), _norms(parameters)
     sizes = norms_of(list(weights.values()))
-    values = [now.differs(before), *_flowed(gate), *norms.values(), *arrived.values(), *sizes]
+    flowed = [torch.zeros(()) if value is None else value for value in (gate.foreign, gate.largest)]
+    values = [now.differs(before), *flowed, *norms.values(), *arrived.values(), *sizes]
     different, foreign, largest, *lengths = _fetched(values)
     unchanged = different == 0.0 and now.forms == before.forms
     flow = Flow(gate.examples, foreign, largest)
@@ -277,10 +278,6 @@ def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
     """Return the Euclidean norm of each gradient that is not missing, of a sharded one that of the shard."""
     norms = _norms(parameters)
     return dict(zip(norms, _fetched(list(norms.values())), strict=True))
-
-
-def _flowed(gate: GateRecord) -> list[Tensor]:
-    return [torch.zeros(()) if value is None else value for value in (gate.foreign, gate.largest)]
 
 
 def _fetched(values: Sequence[Tensor]) -> list[float]:

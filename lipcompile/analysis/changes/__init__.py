@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lipcompile.analysis.bounds import Bounds, derive
+from lipcompile.analysis.bounds import derive
 from lipcompile.analysis.changes import scale, structure
 from lipcompile.analysis.changes.edit import NO_CHANGE, Edit, Family, Kind, applied
 from lipcompile.analysis.changes.subject import Subject, place_of
@@ -61,7 +61,8 @@ def changes(graph: Graph, progress: Progress | None = None, measure: Measure | N
     before = derive(graph, Certified())
     if not _is_known(before.total):
         return ()
-    subject = Subject(graph, _relative(before), before.loss_lipschitz.upper)
+    shares = {name: (bound / before.total).upper for name, bound in before.gradient.items()}
+    subject = Subject(graph, shares, before.loss_lipschitz.upper)
     found = list(_tried(_plan(subject), _Trial(graph, before.total, progress)))
     ranked = [one.change for one in found] if measure is None else _measured(found, graph, measure, progress)
     return _best(sorted(ranked, key=_rank))
@@ -99,10 +100,6 @@ def _best(ranked: Sequence[Change]) -> tuple[Change, ...]:
 def _is_known(total: Interval) -> bool:
     """Whether an enclosure is of a positive number; one that no double holds is as good."""
     return math.isfinite((total / total).upper)
-
-
-def _relative(before: Bounds[Interval]) -> dict[str, float]:
-    return {name: (bound / before.total).upper for name, bound in before.gradient.items()}
 
 
 @dataclass(frozen=True, slots=True)

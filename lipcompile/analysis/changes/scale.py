@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from lipcompile.analysis.changes.edit import Edit, Family, Patch, of_parameters
 from lipcompile.analysis.changes.subject import Subject, halved, in_lip, shown
-from lipcompile.core.graph import Node, Parameter
+from lipcompile.core.graph import Node
 from lipcompile.core.record import Constraint
 from lipcompile.numbers import Scalar, combine
 from lipcompile.ops.merge.rules import SUM, Sum
@@ -20,9 +20,9 @@ ONE = Fraction(1)
 def families(subject: Subject) -> Iterator[Family]:
     """Yield the changes of scale, those that go together in one family."""
     yield Family("", list(_input(subject)))
-    yield Family("every constraint of a weight halved", list(_weights(subject)))
-    yield Family("every bound of a layer halved", list(_bounds(subject)))
-    yield Family("every bias bound halved", list(_biases(subject)))
+    yield Family("every constraint of a weight halved", list(_halved(subject, "constraint", in_lip)))
+    yield Family("every bound of a layer halved", list(_halved(subject, "bound", _size)))
+    yield Family("every bias bound halved", list(_halved(subject, "bias", _size)))
     yield Family("sums become weighted means", list(_means(subject)))
     yield Family("every residual share halved", list(_shares(subject)))
     for edit in _loss(subject):
@@ -37,26 +37,18 @@ def _input(subject: Subject) -> Iterator[Edit]:
         yield Edit("scale", source.name, description, Patch(input=replace(source, norm=norm)))
 
 
-def _weights(subject: Subject) -> Iterator[Edit]:
-    for node, parameters in subject.trained("constraint"):
-        yield _halved(node, [parameter for parameter, _ in parameters], lambda new: f"constraint={in_lip(new)}")
+def _halved(subject: Subject, argument: str, said: Callable[[Constraint], str]) -> Iterator[Edit]:
+    """Layers with half of what this argument says: the constraint of a weight; the bound of a bias, or of what is
+    a layer by itself, as biases, scales, slopes and tables are.
+    """
+    for node, declared in subject.trained(argument):
+        changed = [replace(parameter, constraint=_half(parameter.constraint)) for parameter, _ in declared]
+        old, new = declared[0][0].constraint, changed[0].constraint
+        yield of_parameters("scale", node, changed, f"{argument}={said(new)} instead of {said(old)}")
 
 
-def _bounds(subject: Subject) -> Iterator[Edit]:
-    """Of biases that are layers, scales, slopes and tables."""
-    for node, parameters in subject.trained("bound"):
-        yield _halved(node, [parameter for parameter, _ in parameters], lambda new: f"bound={shown(new.bound)}")
-
-
-def _biases(subject: Subject) -> Iterator[Edit]:
-    for node, parameters in subject.trained("bias"):
-        yield _halved(node, [parameter for parameter, _ in parameters], lambda new: f"bias={shown(new.bound)}")
-
-
-def _halved(node: Node, parameters: Sequence[Parameter], text: Callable[[Constraint], str]) -> Edit:
-    changed = [replace(parameter, constraint=_half(parameter.constraint)) for parameter in parameters]
-    old, new = parameters[0].constraint, changed[0].constraint
-    return of_parameters("scale", node, changed, f"{text(new)} instead of {text(old).partition('=')[2]}")
+def _size(constraint: Constraint) -> str:
+    return shown(constraint.bound)
 
 
 def _half(constraint: Constraint) -> Constraint:

@@ -61,7 +61,8 @@ def _bounded(loop: Loop) -> str | None:
         return None
     ideal = _ideal(loop, bound)
     written = None if ideal is None else _written(loop, weights[0].constraint.kind, bound, ideal)
-    return None if written is None else f"{written} for {_its_weights(len(weights))}"
+    whose = "its weight" if len(weights) == 1 else f"each of its {len(weights)} weights"
+    return None if written is None else f"{written} for {whose}"
 
 
 def _ideal(loop: Loop, bound: Fraction) -> float | None:
@@ -83,10 +84,6 @@ def _written(loop: Loop, kind: str, bound: Fraction, ideal: float) -> str | None
     if rate is None or not (1 - NEARLY) ** LONGEST_CHAIN <= rate <= 1:
         return None
     return f"critical to {DIGITS} digits with {kind}({text(below)})"
-
-
-def _its_weights(number: int) -> str:
-    return "its weight" if number == 1 else f"each of its {number} weights"
 
 
 def _averaged(loop: Loop) -> Loop | None:

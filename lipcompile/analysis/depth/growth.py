@@ -110,7 +110,7 @@ class Growth:
                 condition = condition.subs(rate, 1)
             for equation in condition.atoms(sympy.Eq):
                 meeting = self.numbers.number(equation.rhs) if equation.lhs == rate else None
-                if meeting is not None and not _same_side(meeting, sample):
+                if meeting is not None and _sign(meeting, 1) != _sign(sample, 1):
                     return False
         if any(self._never(equation) for equation in condition.atoms(sympy.Eq)):
             return False
@@ -223,10 +223,6 @@ class Growth:
         if inner.is_number and inner > 0:
             return self._inverse(base, inner * exponent)
         raise NoOrderError(f"of 1/({power})")
-
-
-def _same_side(number: Any, sample: Any) -> bool:
-    return _sign(number, 1) == _sign(sample, 1)
 
 
 def _sign(one: Any, other: Any) -> int:

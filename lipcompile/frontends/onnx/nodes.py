@@ -14,7 +14,7 @@ from lipcompile.frontends.onnx.constants import of_every_example
 from lipcompile.frontends.onnx.context import Blamed, Context, shape_of
 from lipcompile.frontends.onnx.entries import with_entries
 from lipcompile.frontends.onnx.file import read as file
-from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed, placed
+from lipcompile.frontends.onnx.layout import FIRST, Placed, placed
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.operators import (
     CARRIED,
@@ -239,7 +239,8 @@ class Visitor:
             meant = spelled(self.context, node)
             found = self._by_table(node, operands, standard=standard) if meant is None else meant
             results = found if isinstance(found, Sequence) else [found]
-            return [_carried(item, self.context.layout) for item in results]
+            layout = self.context.layout
+            return [placed(item, layout) if isinstance(item, Value) else item for item in results]
         finally:
             self.context.layout = FIRST
 
@@ -298,10 +299,6 @@ class Visitor:
         for output, result in zip(outputs, results, strict=False):
             if output and result is not None:
                 self.context.items[output] = result
-
-
-def _carried(item: Item | None, layout: Layout) -> Item | None:
-    return placed(item, layout) if isinstance(item, Value) else item
 
 
 def _tensor(item: Item) -> Value | None:
