@@ -6,6 +6,15 @@
 #include "example_gradients.h"
 #include "kernels.h"
 
+/* Does what needs nothing of Python, lets other threads of Python run meanwhile, and returns None. */
+#define RUN(call)                \
+    do {                         \
+        Py_BEGIN_ALLOW_THREADS;  \
+        call;                    \
+        Py_END_ALLOW_THREADS;    \
+        Py_RETURN_NONE;          \
+    } while (0)
+
 /* (address, entries, whether they are float64, scale) */
 static int read_part(PyObject *given, noisy_part *part) {
     unsigned long long address;
@@ -35,12 +44,11 @@ static PyObject *add_normals_to(word_source source, Py_ssize_t block, PyObject *
     Py_RETURN_NONE;
 }
 
-static PyObject *py_add_normals(PyObject *self, PyObject *arguments) {
+static PyObject *py_add_normals(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long words;
     Py_ssize_t block;
     PyObject *parts;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "KnO!i", &words, &block, &PyList_Type, &parts, &threads)) return NULL;
     word_source source = {(const uint64_t *)(uintptr_t)words, NULL, 0};
     return add_normals_to(source, block, parts, threads);
@@ -52,13 +60,12 @@ static int read_key(Py_ssize_t length) {
     return 0;
 }
 
-static PyObject *py_add_normals_of_key(PyObject *self, PyObject *arguments) {
+static PyObject *py_add_normals_of_key(PyObject *Py_UNUSED(self), PyObject *arguments) {
     const char *key;
     unsigned long long index;
     Py_ssize_t length, block;
     PyObject *parts;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "y#KnO!i", &key, &length, &index, &block, &PyList_Type, &parts, &threads))
         return NULL;
     if (!read_key(length)) return NULL;
@@ -66,26 +73,21 @@ static PyObject *py_add_normals_of_key(PyObject *self, PyObject *arguments) {
     return add_normals_to(source, block, parts, threads);
 }
 
-static PyObject *py_key_stream(PyObject *self, PyObject *arguments) {
+static PyObject *py_key_stream(PyObject *Py_UNUSED(self), PyObject *arguments) {
     const char *key;
     unsigned long long index, words;
     Py_ssize_t length, blocks;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "y#KnK", &key, &length, &index, &blocks, &words)) return NULL;
     if (!read_key(length)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    key_stream((const unsigned char *)key, index, (size_t)blocks, (uint64_t *)(uintptr_t)words);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(key_stream((const unsigned char *)key, index, (size_t)blocks, (uint64_t *)(uintptr_t)words));
 }
 
-static PyObject *py_fingerprint(PyObject *self, PyObject *arguments) {
+static PyObject *py_fingerprint(PyObject *Py_UNUSED(self), PyObject *arguments) {
     PyObject *rows;
     unsigned long long inner, outer;
     Py_ssize_t block;
     int threads;
     uint64_t sum = 0;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "O!KnKi", &PyList_Type, &rows, &inner, &block, &outer, &threads)) return NULL;
     fingerprint_key key = {(const uint64_t *)(uintptr_t)inner, (const uint64_t *)(uintptr_t)outer, (size_t)block};
     for (Py_ssize_t i = 0; i < PyList_Size(rows); i++) {
@@ -100,12 +102,11 @@ static PyObject *py_fingerprint(PyObject *self, PyObject *arguments) {
     return PyLong_FromLongLong((long long)sum);
 }
 
-static PyObject *py_sum_of_squares(PyObject *self, PyObject *arguments) {
+static PyObject *py_sum_of_squares(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long entries;
     Py_ssize_t count;
     int threads;
     double sum;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "Kni", &entries, &count, &threads)) return NULL;
     Py_BEGIN_ALLOW_THREADS;
     sum = sum_of_squares((const float *)(uintptr_t)entries, (size_t)count, threads);
@@ -124,13 +125,12 @@ static int read_pair(PyObject *given, compared *pair) {
     return 1;
 }
 
-static PyObject *py_squared_difference(PyObject *self, PyObject *arguments) {
+static PyObject *py_squared_difference(PyObject *Py_UNUSED(self), PyObject *arguments) {
     PyObject *given;
     Py_ssize_t count;
     int threads;
     compared pair;
     double sum;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "O!ni", &PyTuple_Type, &given, &count, &threads)) return NULL;
     if (!read_pair(given, &pair)) return NULL;
     Py_BEGIN_ALLOW_THREADS;
@@ -139,123 +139,91 @@ static PyObject *py_squared_difference(PyObject *self, PyObject *arguments) {
     return PyFloat_FromDouble(sum);
 }
 
-static PyObject *py_gram_moments(PyObject *self, PyObject *arguments) {
+static PyObject *py_gram_moments(PyObject *Py_UNUSED(self), PyObject *arguments) {
     PyObject *given;
     unsigned long long found;
     Py_ssize_t rows, columns, row_stride, column_stride, height, moments;
     int threads;
     compared pair;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "O!(nnnn)nnKi", &PyTuple_Type, &given, &rows, &columns, &row_stride,
                           &column_stride, &height, &moments, &found, &threads))
         return NULL;
     if (!read_pair(given, &pair)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    gram_moments(&pair, (size_t)rows, (size_t)columns, (size_t)row_stride, (size_t)column_stride, (size_t)height,
-                 (size_t)moments, (double *)(uintptr_t)found, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(gram_moments(&pair, (size_t)rows, (size_t)columns, (size_t)row_stride, (size_t)column_stride, (size_t)height,
+                     (size_t)moments, (double *)(uintptr_t)found, threads));
 }
 
-static PyObject *py_gram_matrix(PyObject *self, PyObject *arguments) {
+static PyObject *py_gram_matrix(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long rows, found;
     Py_ssize_t count, columns, pitch;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "KnnnKi", &rows, &count, &columns, &pitch, &found, &threads)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    gram_matrix((const float *)(uintptr_t)rows, (size_t)count, (size_t)columns, (size_t)pitch,
-                (float *)(uintptr_t)found, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(gram_matrix((const float *)(uintptr_t)rows, (size_t)count, (size_t)columns, (size_t)pitch,
+                    (float *)(uintptr_t)found, threads));
 }
 
-static PyObject *py_spectra_grams(PyObject *self, PyObject *arguments) {
+static PyObject *py_spectra_grams(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long entries, cosines, sines, room, grams;
     Py_ssize_t groups, rows, columns, positions, blocks;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "(KnnnnnKK)KKi", &entries, &groups, &rows, &columns, &positions, &blocks, &cosines,
                           &sines, &room, &grams, &threads))
         return NULL;
     kernel_stack kernel = {(const float *)(uintptr_t)entries, (size_t)groups,    (size_t)rows,
                            (size_t)columns,                   (size_t)positions, (size_t)blocks,
                            (const float *)(uintptr_t)cosines, (const float *)(uintptr_t)sines};
-    Py_BEGIN_ALLOW_THREADS;
-    spectra_grams(&kernel, (complex_lanes *)(uintptr_t)room, (complex_lanes *)(uintptr_t)grams, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(spectra_grams(&kernel, (complex_lanes *)(uintptr_t)room, (complex_lanes *)(uintptr_t)grams, threads));
 }
 
-static PyObject *py_spectra_guess(PyObject *self, PyObject *arguments) {
+static PyObject *py_spectra_guess(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long grams, wanted, start, room, guesses;
     Py_ssize_t blocks, rows, steps;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "KnnKnKKKi", &grams, &blocks, &rows, &wanted, &steps, &start, &room, &guesses,
                           &threads))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    spectra_guess((const complex_lanes *)(uintptr_t)grams, (size_t)blocks, (size_t)rows,
-                  (const unsigned char *)(uintptr_t)wanted, (size_t)steps, (const float *)(uintptr_t)start,
-                  (complex_lanes *)(uintptr_t)room, (double *)(uintptr_t)guesses, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(spectra_guess((const complex_lanes *)(uintptr_t)grams, (size_t)blocks, (size_t)rows,
+                      (const unsigned char *)(uintptr_t)wanted, (size_t)steps, (const float *)(uintptr_t)start,
+                      (complex_lanes *)(uintptr_t)room, (double *)(uintptr_t)guesses, threads));
 }
 
-static PyObject *py_spectra_prove(PyObject *self, PyObject *arguments) {
+static PyObject *py_spectra_prove(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long grams, room, open, traces;
     Py_ssize_t blocks, rows;
     float limit;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "KnnfKKKi", &grams, &blocks, &rows, &limit, &room, &open, &traces, &threads))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    spectra_prove((const complex_lanes *)(uintptr_t)grams, (size_t)blocks, (size_t)rows, limit,
-                  (complex_lanes *)(uintptr_t)room, (unsigned char *)(uintptr_t)open, (double *)(uintptr_t)traces,
-                  threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(spectra_prove((const complex_lanes *)(uintptr_t)grams, (size_t)blocks, (size_t)rows, limit,
+                      (complex_lanes *)(uintptr_t)room, (unsigned char *)(uintptr_t)open, (double *)(uintptr_t)traces,
+                      threads));
 }
 
-static PyObject *py_row_norms(PyObject *self, PyObject *arguments) {
+static PyObject *py_row_norms(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long rows, found;
     Py_ssize_t count, entries;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "KnnKi", &rows, &count, &entries, &found, &threads)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    row_norms((const float *)(uintptr_t)rows, (size_t)count, (size_t)entries, (double *)(uintptr_t)found, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(row_norms((const float *)(uintptr_t)rows, (size_t)count, (size_t)entries, (double *)(uintptr_t)found, threads));
 }
 
-static PyObject *py_sum_of_each(PyObject *self, PyObject *arguments) {
+static PyObject *py_sum_of_each(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long terms, found;
     Py_ssize_t examples, count, entries;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "KnnnKi", &terms, &examples, &count, &entries, &found, &threads)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    sum_of_each((const float *)(uintptr_t)terms, (size_t)examples, (size_t)count, (size_t)entries,
-                (double *)(uintptr_t)found, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(sum_of_each((const float *)(uintptr_t)terms, (size_t)examples, (size_t)count, (size_t)entries,
+                    (double *)(uintptr_t)found, threads));
 }
 
-static PyObject *py_clip_rows(PyObject *self, PyObject *arguments) {
+static PyObject *py_clip_rows(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long rows, found;
     Py_ssize_t count, entries;
     double limit, room;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "KnnddKi", &rows, &count, &entries, &limit, &room, &found, &threads)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    clip_rows((const float *)(uintptr_t)rows, (size_t)count, (size_t)entries, limit, room,
-              (float *)(uintptr_t)found, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(clip_rows((const float *)(uintptr_t)rows, (size_t)count, (size_t)entries, limit, room,
+                  (float *)(uintptr_t)found, threads));
 }
 
 #if HAS_TILES
@@ -298,24 +266,22 @@ static int read_plan(PyObject *given, gradient_plan *found) {
     return read_operand(lanes, &found->lanes) && read_operand(entries, &found->entries);
 }
 
-static PyObject *py_example_gradients_room(PyObject *self, PyObject *arguments) {
+static PyObject *py_example_gradients_room(PyObject *Py_UNUSED(self), PyObject *arguments) {
     PyObject *given;
     gradient_plan plan;
     int are_kept;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "O!p", &PyTuple_Type, &given, &are_kept)) return NULL;
     if (!read_plan(given, &plan)) return NULL;
     return PyLong_FromSize_t(example_gradients_room(&plan, are_kept));
 }
 
-static PyObject *py_example_gradients(PyObject *self, PyObject *arguments) {
+static PyObject *py_example_gradients(PyObject *Py_UNUSED(self), PyObject *arguments) {
     PyObject *given;
     unsigned long long factors, norms, beside, totals, rooms, held;
     Py_ssize_t examples, parts;
     int threads;
     gradient_plan plan;
     gradient_scales scales;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "O!n(KKKdddp)nKKKi", &PyTuple_Type, &given, &examples, &factors, &norms, &beside,
                           &scales.limit, &scales.room, &scales.regulariser, &scales.are_given, &parts, &totals, &rooms,
                           &held, &threads))
@@ -323,62 +289,45 @@ static PyObject *py_example_gradients(PyObject *self, PyObject *arguments) {
     if (!read_plan(given, &plan)) return NULL;
     scales.factors = (double *)(uintptr_t)factors, scales.norms = (double *)(uintptr_t)norms;
     scales.beside = (const double *)(uintptr_t)beside;
-    Py_BEGIN_ALLOW_THREADS;
-    example_gradients(&plan, (size_t)examples, &scales, (size_t)parts, (double *)(uintptr_t)totals,
-                      (double *)(uintptr_t)rooms, (float *)(uintptr_t)held, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(example_gradients(&plan, (size_t)examples, &scales, (size_t)parts, (double *)(uintptr_t)totals,
+                          (double *)(uintptr_t)rooms, (float *)(uintptr_t)held, threads));
 }
 
-static PyObject *py_sum_held(PyObject *self, PyObject *arguments) {
+static PyObject *py_sum_held(PyObject *Py_UNUSED(self), PyObject *arguments) {
     unsigned long long held, factors, total;
     Py_ssize_t examples, size;
     int threads;
-    (void)self;
     if (!PyArg_ParseTuple(arguments, "KnnKKi", &held, &examples, &size, &factors, &total, &threads)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    sum_held((const float *)(uintptr_t)held, (size_t)examples, (size_t)size, (const double *)(uintptr_t)factors,
-             (double *)(uintptr_t)total, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    RUN(sum_held((const float *)(uintptr_t)held, (size_t)examples, (size_t)size, (const double *)(uintptr_t)factors,
+                 (double *)(uintptr_t)total, threads));
 }
 
 #endif
 
+#define METHOD(name, text) {#name, py_##name, METH_VARARGS, #name text}
+
 static PyMethodDef methods[] = {
-    {"add_normals", py_add_normals, METH_VARARGS, "add_normals(words, block, parts, threads): see kernels.h"},
-    {"add_normals_of_key", py_add_normals_of_key, METH_VARARGS,
-     "add_normals_of_key(key_and_counter, index, block, parts, threads): see kernels.h"},
-    {"key_stream", py_key_stream, METH_VARARGS, "key_stream(key_and_counter, index, blocks, words): see kernels.h"},
-    {"fingerprint", py_fingerprint, METH_VARARGS, "fingerprint([(bytes, size)], inner, block, outer, threads)"},
-    {"sum_of_squares", py_sum_of_squares, METH_VARARGS, "sum_of_squares(entries, count, threads): see kernels.h"},
-    {"squared_difference", py_squared_difference, METH_VARARGS,
-     "squared_difference((weight, copy, copy_is_half, share), count, threads): see kernels.h"},
-    {"gram_moments", py_gram_moments, METH_VARARGS,
-     "gram_moments((weight, copy, copy_is_half, share), (rows, columns, row_stride, column_stride), height, moments, "
-     "found, threads): see kernels.h"},
-    {"gram_matrix", py_gram_matrix, METH_VARARGS,
-     "gram_matrix(rows, count, columns, pitch, found, threads): see kernels.h"},
-    {"spectra_grams", py_spectra_grams, METH_VARARGS,
-     "spectra_grams((entries, groups, rows, columns, positions, blocks, cosines, sines), room, grams, threads): see "
-     "kernels.h"},
-    {"spectra_guess", py_spectra_guess, METH_VARARGS,
-     "spectra_guess(grams, blocks, rows, wanted, steps, start, room, guesses, threads): see kernels.h"},
-    {"spectra_prove", py_spectra_prove, METH_VARARGS,
-     "spectra_prove(grams, blocks, rows, limit, room, open, traces, threads): see kernels.h"},
-    {"sum_of_each", py_sum_of_each, METH_VARARGS,
-     "sum_of_each(terms, examples, count, entries, found, threads): see kernels.h"},
-    {"row_norms", py_row_norms, METH_VARARGS, "row_norms(rows, count, entries, found, threads): see kernels.h"},
-    {"clip_rows", py_clip_rows, METH_VARARGS,
-     "clip_rows(rows, count, entries, limit, room, found, threads): see kernels.h"},
+    METHOD(add_normals, "(words, block, parts, threads): see kernels.h"),
+    METHOD(add_normals_of_key, "(key_and_counter, index, block, parts, threads): see kernels.h"),
+    METHOD(key_stream, "(key_and_counter, index, blocks, words): see kernels.h"),
+    METHOD(fingerprint, "([(bytes, size)], inner, block, outer, threads)"),
+    METHOD(sum_of_squares, "(entries, count, threads): see kernels.h"),
+    METHOD(squared_difference, "((weight, copy, copy_is_half, share), count, threads): see kernels.h"),
+    METHOD(gram_moments, "((weight, copy, copy_is_half, share), (rows, columns, row_stride, column_stride), height, "
+           "moments, found, threads): see kernels.h"),
+    METHOD(gram_matrix, "(rows, count, columns, pitch, found, threads): see kernels.h"),
+    METHOD(spectra_grams, "((entries, groups, rows, columns, positions, blocks, cosines, sines), room, grams, "
+           "threads): see kernels.h"),
+    METHOD(spectra_guess, "(grams, blocks, rows, wanted, steps, start, room, guesses, threads): see kernels.h"),
+    METHOD(spectra_prove, "(grams, blocks, rows, limit, room, open, traces, threads): see kernels.h"),
+    METHOD(sum_of_each, "(terms, examples, count, entries, found, threads): see kernels.h"),
+    METHOD(row_norms, "(rows, count, entries, found, threads): see kernels.h"),
+    METHOD(clip_rows, "(rows, count, entries, limit, room, found, threads): see kernels.h"),
 #if HAS_TILES
-    {"example_gradients_room", py_example_gradients_room, METH_VARARGS,
-     "example_gradients_room(plan, are_kept): see example_gradients.h"},
-    {"example_gradients", py_example_gradients, METH_VARARGS,
-     "example_gradients(plan, examples, (factors, norms, beside, limit, room, regulariser, are_given), parts, totals, "
-     "rooms, held, threads): see example_gradients.h"},
-    {"sum_held", py_sum_held, METH_VARARGS,
-     "sum_held(held, examples, size, factors, total, threads): see example_gradients.h"},
+    METHOD(example_gradients_room, "(plan, are_kept): see example_gradients.h"),
+    METHOD(example_gradients, "(plan, examples, (factors, norms, beside, limit, room, regulariser, are_given), parts, "
+           "totals, rooms, held, threads): see example_gradients.h"),
+    METHOD(sum_held, "(held, examples, size, factors, total, threads): see example_gradients.h"),
 #endif
     {NULL, NULL, 0, NULL},
 };
