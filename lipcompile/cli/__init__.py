@@ -1,4 +1,4 @@
-"""The command line: one file a command. Commands import what they need when they run: `--help` is quick."""
+"""The command line: one file a command. Commands import slow modules only when they run: `--help` is quick."""
 
 from __future__ import annotations
 

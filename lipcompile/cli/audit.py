@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from lipcompile_privacy.errors import BudgetError, PrivacyError
+from rich.console import RenderableType
 
 from lipcompile.cli.shared.arguments import format_option, model_options, neighbours_option, noise_option
 from lipcompile.cli.shared.inputs import admissible
 from lipcompile.cli.shared.output import complain, print_found, serious
+from lipcompile.cli.shared.progress import AuditWatch, CountWatch
 from lipcompile.core.backend import Backend, find, instantiate
 from lipcompile.diagnostics import Diagnostic, input_error
+from lipcompile.numbers.rounding import upward
+from lipcompile.reports.console import BAD, GOOD, printable, styled, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lipcompile.core.derivation import Derivation
     from lipcompile.frontends.options import ModelOptions
 
@@ -122,8 +124,6 @@ def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Map
 
 def _attacked(derivation: Derivation, backend: Backend, effort: Mapping[str, int]) -> Any:
     """Emit the module, run it in float64 and let the backend attack it. Raises InputError if a number is open."""
-    from lipcompile.cli.shared.progress import AuditWatch
-
     text = backend.emit(derivation)
     assert derivation.analysis is not None
     attack = backend.audit
@@ -155,9 +155,6 @@ def _numbers(found: Any) -> dict[str, Any]:
 
 
 def _text(found: Any) -> Iterator[RenderableType]:
-    from lipcompile.numbers.rounding import upward
-    from lipcompile.reports.console import BAD, GOOD, printable, styled, table
-
     rows = table("parameter", "claimed", "attained", "ratio", right=("claimed", "attained", "ratio"))
     named = [*found.parameters.items(), ("whole gradient", found.total)]
     for name, one in named:
@@ -177,8 +174,6 @@ def _text(found: Any) -> Iterator[RenderableType]:
 
 
 def _tightness(found: Any) -> Iterator[str]:
-    from lipcompile.reports.console import printable
-
     trained = {name: one for name, one in found.parameters.items() if one.claimed > 0}
     if not trained:
         return
@@ -201,8 +196,6 @@ def audited(attack: Any, module: Any, admissible: Any, settings: Mapping[str, An
 
     Raises InputError (LIP401, LIP404).
     """
-    from lipcompile.cli.shared.progress import CountWatch
-
     try:
         config = attack.PrivacyAuditConfig(**settings)
         with CountWatch("auditing") as watch:
@@ -261,9 +254,6 @@ def _privacy_report(model: str, found: Any, settings: Mapping[str, Any]) -> dict
 
 
 def _privacy_text(found: Any, settings: Mapping[str, Any]) -> Iterator[RenderableType]:
-    from lipcompile.numbers.rounding import upward
-    from lipcompile.reports.console import BAD, GOOD, styled, table
-
     game, sure = found.game, f"with {_percent(found.confidence)} confidence"
     rows = table("", "epsilon", "", right=("epsilon",))
     rows.add_row("claimed", upward(found.claimed, 4), f"at delta = {found.delta:g}, {settings['neighbours']}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from lipcompile_privacy.accounting import COMPARISONS, Accountant
+from rich.console import RenderableType
 
 from lipcompile.cli.shared.arguments import file_option, format_option, model_options
 from lipcompile.cli.shared.output import complain, print_found
@@ -23,10 +24,12 @@ from lipcompile.cli.shared.privacy import (
     privacy_options,
     refuse_if_none,
 )
+from lipcompile.cli.shared.progress import spinner
+from lipcompile.cli.shared.settings import planned
+from lipcompile.numbers.rounding import upward
+from lipcompile.reports.console import styled, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lipcompile.frontends.options import Loaded, ModelOptions
 
 SCHEMA = "lipcompile.budget/1"
@@ -82,7 +85,6 @@ def budget(
       lipcompile budget --epsilon 0.5 --delta 1e-6 --sampling-rate 1 --steps 1 --sensitivity 100
     """
     from lipcompile import pipeline
-    from lipcompile.cli.shared.settings import planned
 
     loaded: Loaded | None = pipeline.load(model, options) if model else None
     if loaded and loaded.graph is None:
@@ -124,8 +126,6 @@ def _found_batch(at: Callable[[int], Question], epsilon: float, most: int) -> Fo
 
 def _watched(work: Callable[[Accountant], Answer]) -> dict[str, Answer]:
     """Return the answer of every accountant; the search of PLD takes seconds, which a terminal shows."""
-    from lipcompile.cli.shared.progress import spinner
-
     answers: dict[str, Answer] = {}
     for name in ACCOUNTANTS:
         with spinner(f"{name} accountant"):
@@ -150,8 +150,6 @@ def _report(found: Found, sensitivity: float | None) -> dict[str, Any]:
 
 
 def _text(found: Found, sensitivity: float | None) -> Iterator[RenderableType]:
-    from lipcompile.reports.console import styled
-
     yield from (styled(_head(found.question)), styled(""))
     yield from (_table("accountant", found.accountants, found.unknown, sensitivity), styled(""))
     if found.comparisons:
@@ -173,8 +171,6 @@ def _head(asked: Question) -> str:
 
 
 def _table(kind: str, answers: Mapping[str, Answer], unknown: str, sensitivity: float | None) -> Any:
-    from lipcompile.reports.console import table
-
     columns = [name for name in _COLUMNS if any(getattr(one, name) is not None for one in answers.values())]
     titles = [name.replace("_", " ") for name in columns] + ([] if sensitivity is None else ["deviation"])
     rows = table(kind, *titles, "", right=("steps", "batch size"))
@@ -188,8 +184,6 @@ def _table(kind: str, answers: Mapping[str, Answer], unknown: str, sensitivity: 
 
 
 def _number(value: float | None, computed: bool) -> str:
-    from lipcompile.numbers.rounding import upward
-
     if value is None:
         return "–"
     return upward(value, 5) if computed and isinstance(value, float) else f"{value:.15g}"

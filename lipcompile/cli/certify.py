@@ -8,19 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import RenderableType
 
 from lipcompile.cli.shared.arguments import format_option, module_argument, weights_option
+from lipcompile.cli.shared.inputs import CHECKPOINT, reading, trained
 from lipcompile.cli.shared.output import complain, print_found
+from lipcompile.cli.shared.progress import CountWatch
 from lipcompile.core.backend import Backend, find
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-from lipcompile.numbers.rounding import above
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+from lipcompile.numbers.rounding import above, upward
+from lipcompile.reports.console import BAD, GOOD, printable, styled, table
 
 SCHEMA = "lipcompile.certify/1"
 RADII = ("1/255", "2/255", "4/255", "8/255", "16/255")
@@ -155,8 +155,6 @@ def _above(exact: Fraction) -> float:
 
 def _trained_model(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Trained:
     """Run the module and load its weights; raises InputError (LIP510, LIP513)."""
-    from lipcompile.cli.shared.inputs import CHECKPOINT, trained
-
     found = trained(path, weights, backend)
     if found.weights is None and (beside := found.source.parent / CHECKPOINT).is_file():
         message = f"the weights are those that the module starts with, not those of `{beside}`"
@@ -166,9 +164,6 @@ def _trained_model(path: Path, weights: Path | None, data: Path, backend: Backen
 
 def _certified(subject: _Trained, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
     """Return what the backend finds; raises InputError (LIP402, LIP403, LIP511)."""
-    from lipcompile.cli.shared.inputs import reading
-    from lipcompile.cli.shared.progress import CountWatch
-
     certifier = backend.robustness
     try:
         with reading(subject.data):
@@ -226,8 +221,6 @@ def _constants(found: Any, module: Any) -> dict[str, Any]:
 
 
 def _text(subject: _Trained, asked: _Radii, found: Any, config: dict[str, int] | None) -> Iterator[RenderableType]:
-    from lipcompile.reports.console import BAD, GOOD, printable, styled
-
     yield styled(
         f"{found.examples} examples of {printable(str(subject.data))}, {_share(found.right, found)} right"
     )
@@ -244,8 +237,6 @@ def _text(subject: _Trained, asked: _Radii, found: Any, config: dict[str, int] |
 
 
 def _table(asked: _Radii, found: Any) -> RenderableType:
-    from lipcompile.reports.console import printable, table
-
     columns = {"radius": [printable(label) for label, _ in asked.asked]}
     if asked.scale != 1:
         columns["of the module"] = [f"{row.radius:.4g}" for row in found.radii]
@@ -259,7 +250,6 @@ def _table(asked: _Radii, found: Any) -> RenderableType:
 
 
 def _of_constants(found: Any, module: Any) -> str:
-    from lipcompile.numbers.rounding import upward
     from lipcompile.reports.formulas import of_any_weights
 
     said = f"Lipschitz constant of the logits {upward(found.logits)}; {of_any_weights(module.lipschitz)}"

@@ -23,12 +23,13 @@ from lipcompile.cli.shared.arguments import (
     verify_option,
 )
 from lipcompile.cli.shared.output import complain, print_json, refuse_source, source_text, write_text
+from lipcompile.cli.shared.settings import planned_training
 from lipcompile.core.backend import find
-from lipcompile.diagnostics import InputError, input_error
+from lipcompile.diagnostics import Diagnostic, InputError, input_error
+from lipcompile.reports.console import show
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
-    from lipcompile.diagnostics import Diagnostic
     from lipcompile.frontends.options import Loaded, ModelOptions
     from lipcompile.reports.sarif import Checked
 
@@ -167,7 +168,6 @@ def _derived(model: str, wanted: CheckOptions) -> Derivation:
 def _certify(path: Path, derivation: Derivation, loaded: Loaded) -> None:
     """Write the certificate of an accepted model; raises InputError if it leaves a number open."""
     from lipcompile.certificates import certificate, encode
-    from lipcompile.cli.shared.settings import planned_training
 
     refuse_source(loaded.source.path, path)
     write_text(path, encode(certificate(derivation, planned_training(loaded))).decode())
@@ -190,7 +190,6 @@ def _json(models: tuple[str, ...], derived: Derived) -> int:
 
 def _text(models: tuple[str, ...], derived: Derived, wanted: CheckOptions, *, verbose: bool) -> int:
     """Print a report for each model, an empty line between two; what cannot be read does not stop the others."""
-    from lipcompile.reports.console import show
     from lipcompile.reports.terminal import report
 
     worst = ACCEPTED
@@ -212,7 +211,6 @@ def _text(models: tuple[str, ...], derived: Derived, wanted: CheckOptions, *, ve
 
 def _show_signals(derivation: Derivation, public: Path | None) -> None:
     from lipcompile.cli.shared.signals import shown, signals
-    from lipcompile.reports.console import show
 
     found = signals(derivation, find(), public=public)
     if found is not None:

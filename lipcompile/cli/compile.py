@@ -10,7 +10,9 @@ import click
 
 from lipcompile.cli.shared.arguments import model_options, output_option, vacuous_option, verify_option
 from lipcompile.cli.shared.output import complain, refuse_source, serious, write_text
+from lipcompile.cli.shared.settings import noise_strategy, planned, planned_training
 from lipcompile.core.backend import find
+from lipcompile.numbers.rounding import upward
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
@@ -48,7 +50,6 @@ def compile_(
     """
     from lipcompile import pipeline
     from lipcompile.analysis.usefulness import judged
-    from lipcompile.cli.shared.settings import noise_strategy, planned, planned_training
     from lipcompile.cli.shared.verdicts import agrees, measured
 
     emitter = find(backend)
@@ -70,8 +71,6 @@ def compile_(
 
 
 def _summary(derivation: Derivation, output: Path) -> str:
-    from lipcompile.numbers.rounding import upward
-
     assert derivation.analysis is not None
     assert derivation.analysis.total.value is not None
     trained = len(derivation.analysis.parameters)

@@ -10,7 +10,12 @@ from pathlib import Path
 import click
 
 from lipcompile.cli.shared.arguments import path_option
+from lipcompile.cli.shared.inputs import MODULE
+from lipcompile.cli.shared.output import source_text
+from lipcompile.cli.shared.settings import DEFAULTS, merged, planned
+from lipcompile.cli.shared.training import TrainingRun, execute, print_result
 from lipcompile.core.backend import find
+from lipcompile.reports.console import show
 
 FOLDER = "lipcompile-demo"
 
@@ -30,12 +35,7 @@ def demo(output: Path | None) -> int:
 
 def _demo(model: Path, data: Path, output: Path) -> int:
     from lipcompile import pipeline
-    from lipcompile.cli.shared.inputs import MODULE
-    from lipcompile.cli.shared.output import source_text
-    from lipcompile.cli.shared.settings import DEFAULTS, merged, planned
-    from lipcompile.cli.shared.training import TrainingRun, execute, print_result
     from lipcompile.frontends.options import ModelOptions
-    from lipcompile.reports.console import show
     from lipcompile.reports.terminal import report
 
     options = ModelOptions()

@@ -5,16 +5,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import RenderableType
 
 from lipcompile.cli.shared.arguments import format_option
 from lipcompile.cli.shared.output import print_found
 from lipcompile.core.backend import find
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from lipcompile.reports.console import printable, table
 
 SCHEMA = "lipcompile.env/1"
 
@@ -79,8 +78,6 @@ def _runtime() -> dict[str, Any]:
 
 
 def _text(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    from lipcompile.reports.console import table
-
     rows = table("", "")
     for name, value in _flattened(found):
         rows.add_row(name, value)
@@ -89,8 +86,6 @@ def _text(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def _flattened(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield names and values for people: what stands in a mapping comes under its own name."""
-    from lipcompile.reports.console import printable
-
     for name, value in facts.items():
         if isinstance(value, Mapping):
             prefix = "" if name in _PLAIN else f"{name} "

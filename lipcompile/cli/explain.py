@@ -6,14 +6,14 @@ import difflib
 import sys
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from lipcompile.codes import Code
+from lipcompile.codes import Code, codes
+from lipcompile.diagnostics import input_error
+from lipcompile.reports.console import BAD, GOOD, STRONG, show, styled, table
 
 KINDS = {
     "never": "no such model can be trained with a bound for each example",
@@ -32,9 +32,6 @@ def explain(code: str | None) -> int:
     Example:
       lipcompile explain LIP101
     """
-    from lipcompile.codes import codes
-    from lipcompile.reports.console import show, table
-
     if code is not None:
         show(sys.stdout, *_explanation(_find(code)))
         return 0
@@ -46,9 +43,6 @@ def explain(code: str | None) -> int:
 
 
 def _find(name: str) -> Code:
-    from lipcompile.codes import codes
-    from lipcompile.diagnostics import input_error
-
     wanted = name.upper() if name.upper().startswith("LIP") else f"LIP{name.upper()}"
     if wanted in codes():
         return codes()[wanted]
@@ -57,10 +51,6 @@ def _find(name: str) -> Code:
 
 
 def _explanation(entry: Code) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    from lipcompile.reports.console import BAD, GOOD, STRONG, styled
-
     yield styled((f"{entry.code}: {entry.title}", STRONG))
     yield styled(f"{entry.kind}: {KINDS[entry.kind]}")
     yield Text("")

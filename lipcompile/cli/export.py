@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from lipcompile_privacy.accounting import Accountant
+from lipcompile_privacy.ledger import LedgerRecord
 
 from lipcompile.cli.shared.arguments import module_argument, output_option, path_option, weights_option
+from lipcompile.cli.shared.inputs import LEDGER, Trained, trained
 from lipcompile.cli.shared.output import complain
 from lipcompile.core.backend import find
 from lipcompile.diagnostics import Diagnostic, input_error
+from lipcompile.numbers.rounding import upward
 
 if TYPE_CHECKING:
-    from lipcompile_privacy.accounting import Accountant
-    from lipcompile_privacy.ledger import LedgerRecord
-
-    from lipcompile.cli.shared.inputs import Trained
     from lipcompile.exporting import Export
 
 _OTHER = "the checkpoint was saved with another ledger, or lines are missing at the end of this one"
@@ -56,7 +56,6 @@ def export(
       lipcompile export run -o model.onnx
       lipcompile export run/model.py --weights run/checkpoint.pt --delta 1e-5 --ledger run/ledger.jsonl -o m.onnx
     """
-    from lipcompile.cli.shared.inputs import LEDGER, trained
     from lipcompile.exporting import export_onnx
 
     _check_output(output)
@@ -112,7 +111,6 @@ def _measured(agreement: Any) -> str:
 
 
 def _summary(found: Export, *, tied: bool) -> list[str]:
-    from lipcompile.numbers.rounding import upward
     from lipcompile.reports.formulas import of_any_weights
 
     lines = ["weights certified to lie in their sets"] if found.certified else []

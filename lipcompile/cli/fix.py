@@ -9,6 +9,7 @@ import click
 
 from lipcompile.cli.shared.arguments import model_options, output_option
 from lipcompile.cli.shared.output import complain, refuse_source
+from lipcompile.numbers.rounding import upward
 
 if TYPE_CHECKING:
     from lipcompile.fixing import Outcome
@@ -94,8 +95,6 @@ def _tell(outcome: Outcome, output: Path) -> int:
 
 
 def _summary(outcome: Outcome, output: Path) -> str:
-    from lipcompile.numbers.rounding import upward
-
     assert outcome.check is not None
     assert outcome.check.analysis is not None
     total = outcome.check.analysis.total.value

@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 from lipcompile_privacy.accounting import Accountant, Release
 from lipcompile_privacy.errors import BudgetError, LedgerError
 from lipcompile_privacy.ledger import LedgerRecord, read_ledger
+from rich.console import RenderableType
 
 from lipcompile.cli.shared.arguments import PATH, format_option
 from lipcompile.cli.shared.output import print_found
 from lipcompile.diagnostics import InputError, input_error
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from lipcompile.numbers.rounding import upward
+from lipcompile.reports.console import BAD, CAUTION, printable, styled, table
 
 SCHEMA = "lipcompile.ledger-report/1"
 _ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
@@ -108,9 +108,6 @@ def _report(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, 
 
 
 def _text(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent]) -> Iterator[RenderableType]:
-    from lipcompile.numbers.rounding import upward
-    from lipcompile.reports.console import BAD, CAUTION, printable, styled, table
-
     yield styled(f"{printable(str(path))}: {len(record.hashes)} lines, no line changed or missing between them")
     yield styled(f"{record.dataset_size} examples, neighbours {record.relation.value}, {record.total_steps} steps")
     if record.interrupted:
@@ -131,8 +128,6 @@ def _text(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _S
 
 def _generator(name: str, is_cryptographic: bool | None) -> Iterator[str | tuple[str, str]]:
     """Yield a line on a generator of noise, in pieces."""
-    from lipcompile.reports.console import CAUTION, printable
-
     if is_cryptographic is None:
         yield "noise of a generator that was not recorded"
         return

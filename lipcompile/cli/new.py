@@ -9,6 +9,7 @@ import click
 
 from lipcompile.cli.shared.arguments import PATH, file_option, tokenizer_option
 from lipcompile.cli.shared.output import write_text
+from lipcompile.cli.shared.presets import preset_text
 from lipcompile.diagnostics import input_error
 
 
@@ -65,8 +66,6 @@ def new(
 
 
 def _model(data: Path, path: Path, plan: dict[str, Any]) -> int:
-    from lipcompile.cli.shared.presets import preset_text
-
     text = preset_text(data, plan["epsilon"], plan["delta"])
     if path.exists():
         raise input_error("LIP005", f"`{path}` exists, and may have been changed", "choose another --output")

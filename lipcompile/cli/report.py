@@ -14,7 +14,11 @@ import click
 from lipcompile.cli.shared.arguments import model_options, output_option, public_option, vacuous_option
 from lipcompile.cli.shared.output import complain, refuse_source, serious, write_text
 from lipcompile.cli.shared.privacy import privacy_options
+from lipcompile.cli.shared.progress import CountWatch
+from lipcompile.cli.shared.settings import planned
 from lipcompile.core.backend import find
+from lipcompile.diagnostics import input_error
+from lipcompile.reports.console import show
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Analysis, Derivation
@@ -85,10 +89,8 @@ def _check(model: str, output: Path | None, layer: str | None) -> None:
 
 
 def _print_closed_forms(analysis: Analysis, name: str) -> None:
-    from lipcompile.diagnostics import input_error
     from lipcompile.ops.schema import suggest
     from lipcompile.reports.closed_forms import closed_forms, subjects
-    from lipcompile.reports.console import show
 
     known = subjects(analysis)
     if name not in known:
@@ -103,8 +105,6 @@ def _document(
     from lipcompile.analysis.changes import changes
     from lipcompile.analysis.depth.regimes import curves
     from lipcompile.cli.shared.curves import asked, privacy
-    from lipcompile.cli.shared.progress import CountWatch
-    from lipcompile.cli.shared.settings import planned
     from lipcompile.cli.shared.signals import gains
     from lipcompile.cli.shared.verdicts import exceeded
     from lipcompile.reports.document import document

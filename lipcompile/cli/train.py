@@ -18,7 +18,11 @@ from lipcompile.cli.shared.arguments import (
     vacuous_option,
     verify_option,
 )
+from lipcompile.cli.shared.inputs import CHECKPOINT, reading
 from lipcompile.cli.shared.output import complain, serious
+from lipcompile.cli.shared.presets import begun
+from lipcompile.cli.shared.settings import defaults_of, planned, training_settings
+from lipcompile.cli.shared.training import TrainingRun, execute, print_result, refuse_unresumed
 from lipcompile.core.backend import find
 
 if TYPE_CHECKING:
@@ -161,7 +165,6 @@ def train(
     if preset is not None:
         if data is not None:
             raise click.UsageError("--preset takes the data in the place of MODEL: leave --data out")
-        from lipcompile.cli.shared.presets import begun
 
         model, data = begun(Path(model), _needed(output, "--output"), given)
     given |= {"allow_vacuous": allow_vacuous, "verify_import": verify_import}
@@ -188,9 +191,6 @@ def _train_on_table(
 def _train_network(model: str, options: ModelOptions, data: Path, output: Path, given: dict[str, Any]) -> int:
     from lipcompile import pipeline
     from lipcompile.analysis.usefulness import judged
-    from lipcompile.cli.shared.inputs import CHECKPOINT, reading
-    from lipcompile.cli.shared.settings import defaults_of, planned
-    from lipcompile.cli.shared.training import TrainingRun, execute, print_result, refuse_unresumed
     from lipcompile.cli.shared.verdicts import agrees, measured
 
     allow_vacuous, verify_import = given.pop("allow_vacuous"), given.pop("verify_import")
@@ -220,8 +220,6 @@ def _train_network(model: str, options: ModelOptions, data: Path, output: Path, 
 
 def _settings(given: dict[str, Any], plan: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the backend's training configuration; raises InputError (LIP404)."""
-    from lipcompile.cli.shared.settings import training_settings
-
     given["noise"] = _noise(given["noise"], given.pop("weights"))
     given["correlation"] = _correlation(given["correlation"])
     settings = training_settings(given, plan, defaults)

@@ -12,6 +12,7 @@ import click
 from lipcompile.cli.shared.arguments import PATH, format_option, path_option
 from lipcompile.cli.shared.output import complain, print_json
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.numbers.rounding import upward
 
 if TYPE_CHECKING:
     from lipcompile_verify import Problem, Verdict
@@ -143,8 +144,6 @@ def _finite(bound: float) -> float | None:
 
 def _lines(found: Finding) -> list[str]:
     """Return the verdict for people: bounds as the verifier derived them, rounded up."""
-    from lipcompile.numbers.rounding import upward
-
     verdict = found.verdict
     said = "verified" if verdict.ok else "does not verify"
     counted = ", ".join(f"{count} {what}" for what, count in verdict.counts.items())

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 
 from lipcompile.analysis.depth.regimes import curves
 from lipcompile.core.derivation import Analysis, Bound, LayerBounds, finite, largest
@@ -19,10 +24,6 @@ from lipcompile.reports.formulas import count, dimensions, percent, text
 from lipcompile.reports.html.layout import Layout, Row, layout
 from lipcompile.reports.html.plots import Colours, Plot, Series, draw, settings
 from lipcompile.reports.rows import layer_of_all
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".png")
 # A slide, in inches; so many rows of layers fit on it, and so many curves beside them.
@@ -36,8 +37,6 @@ _DIGITS, _LONGEST, _LONGEST_NAME, _OPEN = 4, 24, 26, "a formula"
 
 def save(analysis: Analysis, path: Path) -> None:
     """Write the picture of an accepted model; the suffix of the path is one of `SUFFIXES`. Raises OSError."""
-    import matplotlib as mpl
-
     with mpl.rc_context(settings(_COLOURS)):
         shown = replace(analysis, depth=curves(analysis.graph, analysis.depth))
         metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
@@ -45,8 +44,6 @@ def save(analysis: Analysis, path: Path) -> None:
 
 
 def _figure(analysis: Analysis) -> Figure:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(_WIDTH, _HEIGHT))
     drawn = [block for block in analysis.depth.blocks if block.curve and block.repeats is None][:_CURVES]
     width = _WIDTH - 0.6 - (4.6 if drawn else 0.0)
@@ -116,8 +113,6 @@ def _graph(axes: Axes, analysis: Analysis, width: float, height: float) -> None:
 
 
 def _box(corner: tuple[float, float], width: float, height: float) -> Any:
-    from matplotlib.patches import FancyBboxPatch
-
     style = "round,pad=0,rounding_size=0.08"
     return FancyBboxPatch(corner, width, height, style, facecolor="#f5f6f8", edgecolor=_COLOURS.line, zorder=0)
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lipcompile.diagnostics import input_error
+
 if TYPE_CHECKING:
     from lipcompile.frontends.options import ModelOptions
 
@@ -189,7 +191,6 @@ def _collect(given: Mapping[str, Any]) -> ModelOptions:
 
 
 def _bindings(texts: tuple[str, ...]) -> dict[str, Any]:
-    from lipcompile.diagnostics import input_error
     from lipcompile.frontends.options import parse_number
 
     found: dict[str, Any] = {}
@@ -204,7 +205,6 @@ def _bindings(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _shapes(texts: tuple[str, ...]) -> dict[str, Any]:
-    from lipcompile.diagnostics import input_error
     from lipcompile.frontends.options import parse_shape
 
     found: dict[str, Any] = {}

@@ -8,17 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lipcompile_privacy.errors import CheckpointError, DataError
 
 from lipcompile.analysis.tokens import vocabulary
 from lipcompile.cli.shared.output import complain
 from lipcompile.core.backend import Backend, instantiate
+from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-
-if TYPE_CHECKING:
-    from lipcompile.core.graph import Graph
 
 # What the records of the losses call their targets, in the words of the backend.
 _TARGETS = {

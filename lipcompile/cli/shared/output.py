@@ -6,17 +6,14 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import RenderableType
 
-from lipcompile.diagnostics import InputError, input_error
+from lipcompile.diagnostics import Diagnostic, InputError, input_error
 from lipcompile.frontends import files
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from lipcompile.diagnostics import Diagnostic
+from lipcompile.reports.console import show
 
 
 def print_json(value: Any) -> None:
@@ -30,14 +27,12 @@ def print_found(form: str, report: Mapping[str, Any], parts: Iterable[Renderable
     if form == "json":
         print_json(report)
         return
-    from lipcompile.reports.console import show
 
     show(sys.stdout, *parts)
 
 
 def complain(diagnostics: Sequence[Diagnostic]) -> None:
     """Write diagnostics to stderr."""
-    from lipcompile.reports.console import show
     from lipcompile.reports.messages import messages
 
     show(sys.stderr, *messages(diagnostics, source_text))

@@ -14,6 +14,8 @@ from lipcompile_privacy.accounting import Accountant, Drawing
 from lipcompile_privacy.errors import BudgetError
 
 from lipcompile.cli.shared.arguments import NEIGHBOURS, NEIGHBOURS_HELP, Command
+from lipcompile.cli.shared.settings import demand, epoch_steps, merged, resolved_sampling, setting_error
+from lipcompile.diagnostics import Diagnostic, InputError
 
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 Unknown = Literal["epsilon", "noise_multiplier", "steps"]
@@ -99,8 +101,6 @@ def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
 
     Raises InputError (LIP404).
     """
-    from lipcompile.cli.shared.settings import demand, merged, resolved_sampling, setting_error
-
     settings = merged(given, {"dataset_size": plan.get("dataset"), **plan}, {"neighbours": "add_remove"})
     demand(settings, ("delta",))
     rate = _rate(given, settings)
@@ -135,8 +135,6 @@ def batch_question(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Callabl
     It is if ε, the noise and the steps or epochs are given as options, and neither a batch size nor a rate. Raises
     InputError (LIP404).
     """
-    from lipcompile.cli.shared.settings import demand, merged
-
     known = all(given[name] is not None for name in ("epsilon", "noise_multiplier"))
     counted = given["steps"] is not None or given["epochs"] is not None
     if not (known and counted) or given["batch_size"] is not None or given["sampling_rate"] is not None:
@@ -194,8 +192,6 @@ def _solution(analysis: str, asked: Any) -> float:
 
 def refuse_if_none(answers: Mapping[str, Answer]) -> None:
     """Raise InputError (LIP401) with the reasons if no accountant has an answer."""
-    from lipcompile.diagnostics import Diagnostic, InputError
-
     notes = [answer.note for answer in answers.values() if answer.note]
     if len(notes) == len(answers):
         raise InputError(tuple(Diagnostic("LIP401", note) for note in dict.fromkeys(notes)))
@@ -234,8 +230,6 @@ def _sizes(given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, 
 
 
 def _rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
-    from lipcompile.cli.shared.settings import setting_error
-
     if given["sampling_rate"] is not None:
         if given["batch_size"] is not None:
             raise setting_error("--sampling-rate and --batch-size say the same twice: leave one out")
@@ -247,8 +241,6 @@ def _rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
 
 def _steps(settings: Mapping[str, Any], rate: float, sizes: tuple[int, int] | None) -> int | None:
     """Return the number of steps, if it or that of epochs is said."""
-    from lipcompile.cli.shared.settings import epoch_steps
-
     if settings["steps"] is not None or settings["epochs"] is None:
         return None if settings["steps"] is None else int(settings["steps"])
     if not rate > 0:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lipcompile_privacy.accounting import Drawing, NeighbouringRelation
 from lipcompile_privacy.errors import BudgetError, FactorisationError
 from lipcompile_privacy.factorisation import planned_strategy
+from lipcompile_privacy.planning import Budget, with_bands
 
 from lipcompile.diagnostics import InputError, input_error
 
@@ -55,8 +57,6 @@ def _with_bands(plan: Mapping[str, Any]) -> Mapping[str, Any]:
     correlation = plan.get("correlation")
     if correlation != {"kind": "correlated"}:
         return {}
-    from lipcompile_privacy.accounting import Drawing, NeighbouringRelation
-    from lipcompile_privacy.planning import Budget, with_bands
 
     _demand_plan(plan, "bands are chosen for a budget", ("epsilon", "delta", "epochs", "batch_size", "dataset"))
     relation = NeighbouringRelation(plan.get("neighbours", DEFAULTS["neighbours"]))

@@ -8,19 +8,19 @@ from fractions import Fraction
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import RenderableType
 
 from lipcompile.analysis.requirements import requirements
 from lipcompile.analysis.sensitivity import numbers_alone
 from lipcompile.analysis.usefulness import Aim
+from lipcompile.cli.shared.inputs import admissible, arrays_of
 from lipcompile.core.backend import Backend, find, instantiate
 from lipcompile.core.derivation import Derivation, Source
+from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import InputError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from lipcompile.core.graph import Graph
+from lipcompile.reports.console import printable, styled, table
 
 # Changes of models with more weights or activations are not measured: each of some twenty would take seconds.
 _LARGEST = 2_000_000
@@ -40,8 +40,6 @@ def signals(
 
     Raises InputError (LIP402, LIP403) for a file that cannot be read, or whose examples do not fit.
     """
-    from lipcompile.cli.shared.inputs import arrays_of
-
     prepared = _prepared(derivation, backend)
     if prepared is None:
         return None
@@ -56,8 +54,6 @@ def _prepared(derivation: Derivation, backend: Backend, memory: Any = None) -> t
     None if the model leaves a number open, or its loss takes targets that nobody knows. Weights go into the module
     as they are, not by way of its text: to write and read them takes longer than the rest.
     """
-    from lipcompile.cli.shared.inputs import admissible
-
     assert derivation.analysis is not None
     graph = derivation.analysis.graph
     initial = {name: one.initial.copy() for name, one in graph.parameters.items() if one.initial is not None}
@@ -116,8 +112,6 @@ def _derivation(graph: Graph) -> Derivation:
 
 def shown(found: Any, public: Path | None) -> Iterator[RenderableType]:
     """Yield a table of noise against signal."""
-    from lipcompile.reports.console import printable, styled, table
-
     columns = ("bound", "typical gradient", "bound / typical", "mean gradient", "noise", "noise / mean")
     rows = table("parameter", *columns, right=columns)
     for name, one in (*found.parameters.items(), ("whole gradient", found.total)):

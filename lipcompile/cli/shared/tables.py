@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from lipcompile_privacy.errors import BudgetError, DataError
 
 from lipcompile.cli.shared.inputs import LEDGER
 from lipcompile.cli.shared.output import complain, write_text
+from lipcompile.cli.shared.progress import CountWatch, accuracy
 from lipcompile.cli.shared.training import plain_warnings, refuse_used, warn_of_delta
+from lipcompile.core.backend import find
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.numbers.rounding import upward
+from lipcompile.tables.schema import Ignore, Schema
 from lipcompile.tables.schema_file import CLASSES_READ, KINDS_READ, NAMES_READ, placed, text
 
 if TYPE_CHECKING:
     from lipcompile.tables.encode import Encoded
-    from lipcompile.tables.schema import Schema
 
 SCHEMA = "schema.toml"
 MODEL = "model.npz"
@@ -110,9 +114,6 @@ class Outcome:
 
 def fit(parts: Parts, options: Options) -> Outcome:
     """Train privately and test; raises InputError (LIP401, LIP403)."""
-    from lipcompile_privacy.errors import BudgetError, DataError
-
-    from lipcompile.cli.shared.progress import CountWatch
     from lipcompile.cli.shared.table_report import Course, page_of
     from lipcompile.learn.table_model import fit_table
     from lipcompile.reports.html.table_page import render_table
@@ -200,7 +201,6 @@ def schema_beside(data: Path) -> Path:
 def _schema(run: TableRun) -> tuple[Schema, list[str]]:
     """Return a schema, and that it was read from the rows if it was, with a warning; raises InputError."""
     from lipcompile.tables.guess import guess
-    from lipcompile.tables.schema import Ignore
     from lipcompile.tables.schema_file import load
 
     path = run.schema or schema_beside(run.data)
@@ -251,7 +251,6 @@ def read_from_rows(what: str, help_line: str) -> Diagnostic:
 
 def _parts(run: TableRun, schema: Schema) -> Parts:
     """Read and check the rows, and the classes if the schema has none; raises InputError."""
-    from lipcompile.core.backend import find
     from lipcompile.tables.encode import classes_of
     from lipcompile.tables.read import called
     from lipcompile.tables.stream import encoded, taken
@@ -278,9 +277,6 @@ def _kept(schema: Schema, origins: list[str], source: str, output: Path) -> Path
 
 
 def _print(outcome: Outcome, files: Mapping[str, Path], schema: Schema) -> None:
-    from lipcompile.cli.shared.progress import accuracy
-    from lipcompile.numbers.rounding import upward
-
     score = accuracy(outcome.score) if schema.task == "classification" else f"test R² {outcome.score:.3f}"
     promise = "" if outcome.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
     click.echo(f"{score} on the held-out rows; this figure is exact, so it is not private")

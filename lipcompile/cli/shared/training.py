@@ -27,8 +27,10 @@ from lipcompile_privacy.errors import (
 
 from lipcompile.cli.shared.inputs import CHECKPOINT, LEDGER, MODULE, arrays_of
 from lipcompile.cli.shared.output import complain, write_text
+from lipcompile.cli.shared.progress import Watch, accuracy
 from lipcompile.core.backend import Backend, instantiate
 from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
+from lipcompile.numbers.rounding import upward
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,8 +97,6 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
 
 def execute(run: TrainingRun, backend: Backend) -> Any:
     """Train; returns the backend's result. Raises InputError; what it raises before training leaves no trace."""
-    from lipcompile.cli.shared.progress import Watch
-
     assert run.derivation.analysis is not None
     keep_freed_memory()
     arrays = arrays_of(run.data, run.derivation.analysis.graph, backend)
@@ -137,9 +137,6 @@ def default_batch(derivation: Derivation, examples: int) -> int:
 
 def print_result(result: Any, run: TrainingRun) -> None:
     """Write what came out to stdout."""
-    from lipcompile.cli.shared.progress import accuracy
-    from lipcompile.numbers.rounding import upward
-
     promise = "" if result.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
     lines = (
         f"{accuracy(result.test_accuracy)} after {result.steps} steps, {result.seconds:.0f} s",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from math import isqrt, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,4 @@ def _complete(derivation: Derivation) -> Derivation:
 
 def _norm(shape: tuple[int, ...]) -> Fraction:
     """Return the norm of an example whose entries are about 1."""
-    from math import isqrt, prod
-
     return Fraction(isqrt(prod(shape)) + 1)
