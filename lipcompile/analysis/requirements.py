@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -61,14 +61,15 @@ def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requ
     source = [d for d in errors if d.code.startswith(_INPUT)]
     layers = [d for d in errors if d not in loss and d not in source and not d.code.startswith(_PLAN)]
     return Requirements(
-        lipschitz_loss=_requirement(_first(loss), _loss_detail(graph)),
-        bounded_input=_requirement(_first(source), _input_detail(graph)),
-        lipschitz_layers=_requirement(_layer_errors(layers), _layer_detail(graph)),
+        lipschitz_loss=_requirement(_first(loss), _loss_detail, graph),
+        bounded_input=_requirement(_first(source), _input_detail, graph),
+        lipschitz_layers=_requirement(_layer_errors(layers), _layer_detail, graph),
     )
 
 
-def _requirement(problem: str, detail: str) -> Requirement:
-    return Requirement(not problem and detail != NOT_REACHED, problem or detail)
+def _requirement(problem: str, detail: Callable[[Graph], str], graph: Graph | None) -> Requirement:
+    said = NOT_REACHED if graph is None else detail(graph)
+    return Requirement(not problem and graph is not None, problem or said)
 
 
 def _loss(graph: Graph) -> Iterator[Diagnostic]:
@@ -226,9 +227,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(found if len(found) <= _MOST_SHOWN else [*found[: _MOST_SHOWN - 2], "…", found[-1]])
 
 
-def _loss_detail(graph: Graph | None) -> str:
-    if graph is None:
-        return NOT_REACHED
+def _loss_detail(graph: Graph) -> str:
     if not proves(graph):
         return "not needed: every gradient is clipped"
     return (
@@ -238,9 +237,7 @@ def _loss_detail(graph: Graph | None) -> str:
     )
 
 
-def _input_detail(graph: Graph | None) -> str:
-    if graph is None:
-        return NOT_REACHED
+def _input_detail(graph: Graph) -> str:
     if not proves(graph):
         return "not needed: every gradient is clipped"
     if graph.input.tokens:
@@ -251,9 +248,7 @@ def _input_detail(graph: Graph | None) -> str:
     return f"every example is {how} ‖x‖ <= {bound}"
 
 
-def _layer_detail(graph: Graph | None) -> str:
-    if graph is None:
-        return NOT_REACHED
+def _layer_detail(graph: Graph) -> str:
     trained = sum(parameter.trainable for parameter in graph.parameters.values())
     layers, parameters = _counted(len(graph.nodes), "layer"), _counted(trained, "trained parameter")
     if not proves(graph):

@@ -158,9 +158,7 @@ def put_behind(
 
     The layers must keep its shape. as_output: whether the model returns what they make.
     """
-    names = Names()
-    for taken in (graph.input.name, *(node.name for node in graph.nodes)):
-        names.fresh(taken)
+    names = Names({graph.input.name, *(node.name for node in graph.nodes)})
     made: list[Node] = []
     shape, current = graph.shape(value), value
     for suffix, op, attributes in chain:

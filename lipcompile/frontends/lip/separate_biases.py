@@ -21,9 +21,7 @@ def with_separate_biases(graph: Graph) -> Graph:
     mixed |= {node.name for node in graph.nodes if _biases(graph, mixed) & set(node.parameters.values())}
     if not mixed:
         return graph
-    names = Names()
-    for taken in (graph.input.name, *(node.name for node in graph.nodes)):
-        names.fresh(taken)
+    names = Names({graph.input.name, *(node.name for node in graph.nodes)})
     nodes: list[Node] = []
     parameters, behind = dict(graph.parameters), dict[str, str]()
     for node in graph.nodes:

@@ -111,21 +111,11 @@ def _schedule(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
         yield name, share
 
 
-def _length(argument: ast.Argument, line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
-    for _, length in _numbers((argument,), ("length",), line):
-        if not ClipGroup.has_length(length):
-            raise Problem("LIP404", "`length` is a number from 1e-9 to 1e9", argument.value.at)
-        yield "clip_length", length
-
-
-def _quantile(argument: ast.Argument, line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
-    for _, quantile in _numbers((argument,), ("quantile",), line):
-        if quantile > 1:
-            raise Problem("LIP404", "`quantile` is a number from 0 to 1", argument.value.at)
-        yield "clip_quantile", quantile
-
-
-_OF_CLIPS = {"length": _length, "quantile": _quantile}
+# Of numbers beside a source of bounds: what they may be.
+_OF_CLIPS: Mapping[str, tuple[Callable[[Fraction], bool], str]] = {
+    "length": (ClipGroup.has_length, "a number from 1e-9 to 1e9"),
+    "quantile": (lambda x: x <= 1, "a number from 0 to 1"),
+}
 
 
 def _bounds(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
@@ -138,7 +128,10 @@ def _bounds(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
             message = "`bounds` takes a source, groups, a length and a quantile"
             raise Problem("LIP404", message, argument.value.at, "write groups=layers, or length=0.5")
         if name in _OF_CLIPS:
-            yield from _OF_CLIPS[name](argument, line)
+            ((_, number),), (fits, said) = _numbers((argument,), (name,), line), _OF_CLIPS[name]
+            if not fits(number):
+                raise Problem("LIP404", f"`{name}` is {said}", argument.value.at)
+            yield f"clip_{name}", number
             continue
         yield "clip_groups", _word(replace(line, key=argument.name, values=(argument,)), CLIP_GROUPS)
 
