@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import SymBool, SymInt, Tensor, equal
+from torch.export import ExportedProgram
 from torch.fx.node import map_arg
 
 from lipcompile.diagnostics import Location
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 _MOST_TRACES = 16
 _RAISES = dis.opmap["RAISE_VARARGS"]

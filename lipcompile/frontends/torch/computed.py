@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import ModelProto, NodeProto
 from torch.nn import Module, Parameter
 
+from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import Diagnostic, Severity
-
-if TYPE_CHECKING:
-    from lipcompile.core.graph import Graph
-    from lipcompile.frontends.options import Loaded
+from lipcompile.frontends.options import Loaded
 
 # Their results have the entries of their operands; the import tells where one of them is there several times.
 _MOVES = frozenset(

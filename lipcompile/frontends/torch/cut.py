@@ -5,19 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.autograd import function
+from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.nn import Module
 
 from lipcompile.diagnostics import Diagnostic, Location, Severity
 from lipcompile.frontends.onnx.node import traced_line
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 _HELP = (
     "expect other gradients than those of your module: call requires_grad_(False) on parameters that are not to "

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from onnx import ModelProto
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.nn import Embedding, Module
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -47,9 +48,6 @@ from lipcompile.frontends.torch.tracing import (
     written_buffers,
 )
 from lipcompile.frontends.torch.translation import digest, line_of, translated
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 Array = NDArray[Any]
 # What fixes a batch normalisation of a module rather than of a file: on the command line, and in Python.

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, dtype
+from torch.backends import opt_einsum
+from torch.export import Dim, ExportedProgram, export
 from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -25,9 +27,6 @@ from lipcompile.frontends.torch.branches import Branches, differing
 from lipcompile.frontends.torch.find import place_of, summary
 from lipcompile.frontends.torch.packing import without_packing
 from lipcompile.frontends.torch.rewritten import rewritten
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 # Exceptions of torch.export, by the names of their classes: the trace would depend on the numbers in the input.
 _DATA_DEPENDENT = frozenset(
@@ -193,9 +192,6 @@ def _program(module: Module, examples: Sequence[Example]) -> ExportedProgram:
 
 
 def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, attempt: int = 0) -> ExportedProgram:
-    from torch.backends import opt_einsum
-    from torch.export import Dim, export
-
     size = next(islice(_batch_sizes(module, examples), attempt, None))
     args, kwargs = batch(module, examples, size)
     axis = {0: Dim.DYNAMIC}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from onnx import ModelProto, helper, numpy_helper
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lipcompile.diagnostics import Diagnostic, Location
@@ -21,9 +22,6 @@ from lipcompile.ops.normalisation import torch_read as normalisation
 from lipcompile.ops.pool import torch_read as pooling
 from lipcompile.ops.recurrent import torch_read as rnn
 from lipcompile.ops.shape import torch_read as shape
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 _OPERATOR = re.compile(r"OpOverload\(op='([\w.]+)'")
 _LARGEST_FOLDED = 2**24
