@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from lipcompile.analysis.changes.edit import listed
 from lipcompile.analysis.changes.fix import Fix, Fixed, Left
 from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.core.derivation import Derivation
-from lipcompile.fixing import Outcome
 from lipcompile.numbers.rounding import upward
 from lipcompile.reports.formulas import about
+
+if TYPE_CHECKING:
+    from lipcompile.fixing import Outcome
 
 # Places that are listed of each change.
 _SHOWN = 8

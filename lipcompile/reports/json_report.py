@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lipcompile.analysis.changes import Change, Share
 from lipcompile.codes import codes
 from lipcompile.core.derivation import (
     NOT_REACHED,
@@ -26,10 +25,13 @@ from lipcompile.core.graph import ClipGroup, Node, Parameter
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition, needed
-from lipcompile.reports.document import Curve, Document, Privacy
 from lipcompile.reports.formulas import latex, text
 from lipcompile.reports.messages import command
-from lipcompile.reports.rows import Measured
+
+if TYPE_CHECKING:
+    from lipcompile.analysis.changes import Change, Share
+    from lipcompile.reports.document import Curve, Document, Privacy
+    from lipcompile.reports.rows import Measured
 
 SCHEMA = "lipcompile.report/1"
 Json = dict[str, Any]

@@ -15,8 +15,7 @@ from ..native.fingerprint import fingerprint, in_memory, own_key
 from ..native.memory_rows import dense
 from ..sharding import is_shard, local
 from .aliases import OwnHook, has_own_hooks_only
-from .checks import PrivacyError
-from .measures import norms_of
+from .checks import PrivacyError, norms_of
 
 
 def _bits(gradient: Tensor) -> int:

@@ -18,7 +18,7 @@ from ..nn.constrained import constraints_of
 from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, NoiseSource, allocate
 from ..sharding import is_shard, settle
-from . import checks, measures
+from . import checks
 from .checks import PrivacyError
 from .clipped import ClippedGradients
 from .gradient_watch import GradientWatch
@@ -192,7 +192,7 @@ class LipschitzGradients:
         settle(self.module)
         changed = self.total.world.each("draw a batch", lambda: not self._is_free and self._weights_changed())
         if self._is_free:  # and nobody has to wait for what was changed
-            self._contents = measures.current_contents(self.module)
+            self._contents = checks.current_contents(self.module)
         elif any(changed):
             self._project()
         self._set_clips()
@@ -212,7 +212,7 @@ class LipschitzGradients:
         return self.module.gradient_bounds() | self.module.moved_bounds
 
     def _weights_changed(self) -> bool:
-        return not measures.current_contents(self.module).same(self._contents)
+        return not checks.current_contents(self.module).same(self._contents)
 
     def reset(self) -> None:
         """Empty the gate."""
@@ -245,7 +245,7 @@ class LipschitzGradients:
         self.total.check()
         arrived = self._watch.norms
         weights = self._parameters if self._is_free else {}  # others were projected, which looks at them
-        measured = measures.measure(module, self._parameters, self._contents, module.gate, arrived, weights)
+        measured = checks.measure(module, self._parameters, self._contents, module.gate, arrived, weights)
         self._norms, self._altered = measured.norms, measured.altered
         checks.check_unchanged(module, self._optimizer, self._parameters, measured.unchanged)
         checks.check_weights(self._parameters, measured.weights)
@@ -372,7 +372,7 @@ class LipschitzGradients:
         self.module.project_()
         if self._fixed_norm:
             self.module.fill_()
-        self._contents = measures.current_contents(self.module)
+        self._contents = checks.current_contents(self.module)
 
 
 class PerExampleGradients(Gradients):

@@ -20,7 +20,7 @@ from ..distributed import ALONE, World
 from ..native.fingerprint import Key, new_secret
 from ..native.memory_rows import dense
 from ..sharding import cut_once, finished_by_hand, forget_gradients, fsdp_groups, is_shard
-from . import checks, measures
+from . import checks
 from .checks import PrivacyError
 
 
@@ -97,7 +97,7 @@ class Reduction:
 
     def norms(self) -> dict[str, float]:
         """Return the Euclidean norm of each gradient that is not missing, after `sum_`; the same on every rank."""
-        parts = self.world.each("measure the gradient", lambda: measures.gradient_norms(self.mine))
+        parts = self.world.each("measure the gradient", lambda: checks.gradient_norms(self.mine))
         names = [name for name in self._parameters if any(name in part for part in parts)]
         return {name: math.hypot(*(part[name] for part in parts if name in part)) for name in names}
 
@@ -116,7 +116,7 @@ class Reduction:
         if self.world is ALONE:
             return []
         assert self._key is not None, "weights are shared before anything is trained"
-        return measures.fingerprints({name: self._parameters[name] for name in self._owners}, self._key)
+        return checks.fingerprints({name: self._parameters[name] for name in self._owners}, self._key)
 
     def check(self) -> None:
         """Refuse gradients that were summed before, and shards of which it is not known what the sum is.

@@ -12,7 +12,7 @@ import torch
 from lipcompile_torch import native
 from lipcompile_torch.distributed import World
 from lipcompile_torch.native.fingerprint import BLOCK, Key, fingerprint, in_memory
-from lipcompile_torch.train.measures import current_contents
+from lipcompile_torch.train.checks import current_contents
 from lipcompile_torch.train.reduction import Reduction
 from torch import Tensor, nn
 

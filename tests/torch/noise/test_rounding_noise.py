@@ -20,7 +20,7 @@ from lipcompile_torch.noise.discrete_gaussian import GRID_BITS
 from lipcompile_torch.noise.mechanism import NoiseSource, allocate
 from lipcompile_torch.noise.normals import SecureNormals
 from lipcompile_torch.noise.streams import BandedStream
-from lipcompile_torch.train import checks, loss_clipping, measures
+from lipcompile_torch.train import checks, loss_clipping
 from lipcompile_torch.train.clipped import ClippedGradients
 from lipcompile_torch.train.gradients import LipschitzGradients, PerExampleGradients
 from lipcompile_torch.train.loss_clipping import AdaptiveClip, Threshold, gradient_multiplier
@@ -255,7 +255,7 @@ def test_sums_that_rounding_lengthened_are_taken() -> None:
 def test_what_is_equal_to_its_limit_is_taken() -> None:
     """Nothing foreign, a cotangent as long as its bound, as many clipped examples as were drawn, a clip at K."""
     batch: Any = SimpleNamespace(examples=3)
-    checks.check_flow(measures.Flow(3, 0.0, 2.0), batch, 2.0)
+    checks.check_flow(checks.Flow(3, 0.0, 2.0), batch, 2.0)
     checks.check_clipped(3, batch)
     group = SimpleNamespace(name="both", parameters=("a", "b"), length=2.0)
     for other, refused in ((2.0, False), (3.0, False), (1.9, True)):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lipcompile_torch.nn import losses
 from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
-from lipcompile_torch.train import checks, measures
+from lipcompile_torch.train import checks
 from lipcompile_torch.train.gate import GateRecord
 from lipcompile_torch.train.loss_clipping import (
     AdaptiveClip,
@@ -200,10 +200,10 @@ def clipping(clip: ClipLength, sigma: float = 1.0, normaliser: float = 100.0) ->
     return Thresholds({None: clip}, sigma, normaliser)[None]
 
 
-def flow(found: GateRecord) -> measures.Flow:
+def flow(found: GateRecord) -> checks.Flow:
     assert found.foreign is not None
     assert found.largest is not None
-    return measures.Flow(found.examples, float(found.foreign), float(found.largest))
+    return checks.Flow(found.examples, float(found.foreign), float(found.largest))
 
 
 def silent(scaled: Tensor) -> Tensor:
