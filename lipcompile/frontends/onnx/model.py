@@ -12,10 +12,12 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, numpy_helper
 
+from lipcompile import limits
 from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
+from lipcompile.frontends.onnx.constants import of_every_example
 from lipcompile.frontends.onnx.context import Blamed, Context, as_tensor, is_merged
 from lipcompile.frontends.onnx.exported import exported
 from lipcompile.frontends.onnx.file import read as file
@@ -28,9 +30,13 @@ from lipcompile.frontends.onnx.node import OnnxNode, describe, module_of, named
 from lipcompile.frontends.onnx.nodes import FOLDED_ALONE, Visitor
 from lipcompile.frontends.onnx.parameters import Parameters
 from lipcompile.frontends.onnx.sizes import checked
-from lipcompile.frontends.onnx.values import Known
+from lipcompile.frontends.onnx.tensors import rewritten
+from lipcompile.frontends.onnx.values import Item, Known
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
 from lipcompile.numbers import Scalar
+
+# Imports of one model: what follows a refused node may show more.
+_MOST_READINGS = 4
 
 
 def load(path: Path, options: ModelOptions) -> Loaded:
@@ -61,20 +67,75 @@ def imported(
         options.repairs.prepare(model)
     at = Location(source.path) if source.format == "onnx" else None
 
-    reading = _Import(model, options, GraphBuilder(source.name), at, frozen)
-    graph = reading.run()
-    return Loaded(source, graph, tuple(reading.builder.diagnostics))
+    own = options if options.repairs is None else replace(options, repairs=replace(options.repairs, made=[]))
+    reading = _with_tensors(_Import(model, own, GraphBuilder(source.name), at, frozen))
+    if options.repairs is not None and reading.options.repairs is not None:
+        options.repairs.made.extend(reading.options.repairs.made)
+    return Loaded(source, reading.graph, tuple(reading.builder.diagnostics))
+
+
+def _with_tensors(first: _Import) -> _Import:
+    """Import a model, and again with those parameters as tensors that it computes with in several ways."""
+    spent = limits.spent("constants")
+    first.run()
+    best, latest, names = first, first, frozenset[str]()
+    for _ in range(_MOST_READINGS):
+        more = latest.computed_with() - names
+        names |= more
+        limits.spend("constants", spent - limits.spent("constants"), "")  # all is computed anew
+        again = first.again(names) if more else None
+        if again is None:
+            break
+        latest = again
+        latest.run()
+        best = latest if latest.graph is not None else best
+    return best
 
 
 @dataclass(slots=True)
 class _Import:
+    """One import of a model; `tensors` are the initializers that are tensors in it, with a batch in front.
+
+    context, graph: what it has found, once it has run.
+    """
+
     model: ModelProto
     options: ModelOptions
     builder: GraphBuilder
     at: Location | None
     frozen: frozenset[str] | None
+    tensors: frozenset[str] = frozenset()
+    context: Context | None = None
+    graph: Graph | None = None
 
-    def run(self) -> Graph | None:
+    def run(self) -> None:
+        """Import the model."""
+        self.graph = self._read()
+
+    def computed_with(self) -> frozenset[str]:
+        """Return the trained parameters that were refused or became constants, where clips may bound gradients.
+
+        `fix` makes parameters of their own of what is refused.
+        """
+        repairs = self.options.repairs
+        if self.context is None or self.options.bounds not in ("clip", "auto") or (repairs and repairs.unties):
+            return frozenset()
+        parameters, is_whole = self.context.parameters, self.graph is not None
+        constants = parameters.constants() if is_whole and self.options.bounds == "clip" else []
+        return frozenset((*parameters.several, *constants))
+
+    def again(self, names: frozenset[str]) -> _Import | None:
+        """Return an import with some parameters as tensors; None if they can be none."""
+        assert self.context is not None
+        found = rewritten(self.model, names, self.context.items, self.context.version)
+        if found is None:
+            return None
+        repairs = self.options.repairs and replace(self.options.repairs, made=[])
+        frozen = self.frozen if self.frozen is None else self.frozen | found.sizes
+        options, builder = replace(self.options, repairs=repairs), GraphBuilder(self.builder.name)
+        return _Import(found.model, options, builder, self.at, frozen, found.tensors)
+
+    def _read(self) -> Graph | None:
         """Import every node in order, then the output and the loss."""
         graph = self.model.graph
         found = self._sources(graph)
@@ -83,7 +144,7 @@ class _Import:
             return None
         nodes = self._nodes()
         self.builder.diagnostics += evaluated(_of_example(nodes, {source.name for source in found}), self.at)
-        context = self._context(found, nodes)
+        self.context = context = self._context(found, nodes)
         visitor = Visitor(context, self.at, _declared_shapes(graph))
         for node in nodes:
             visitor.visit(node)
@@ -218,8 +279,20 @@ class _Import:
             separate = self._merged_copies(context, tensor.name, known)
             reused = len(context.readers[tensor.name]) - separate > 1
             context.items[tensor.name] = replace(known, reused=reused)
+        for name in sorted(self.tensors):
+            if isinstance(item := context.items[name], Known):
+                context.items[name] = self._as_tensor(context, name, item)
         if self.model.graph.sparse_initializer:
             self._refuse("LIP110", "sparse weights are not yet supported", "store them densely")
+
+    def _as_tensor(self, context: Context, name: str, known: Known) -> Item:
+        """Return a parameter as a tensor, with an axis for the batch in front; a number has one axis more."""
+        at = replace(context.readers[name][0], name=module_of(name) or name)
+        front = replace(known, array=known.array.reshape(1, *(known.array.shape or (1,))))
+        try:
+            return of_every_example(context, at, front, "")
+        except Refusal as refusal:
+            return self.builder.refuse(refusal, name=name, op="parameter", location=self.at)
 
     def _merged_copies(self, context: Context, name: str, known: Known) -> int:
         """Give copies of a constant tensor that are named like weights their independence back; count them.

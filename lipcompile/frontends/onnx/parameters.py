@@ -99,12 +99,14 @@ class Parameters:
     """The parameters of a model so far. `stored` are the names of its initializers.
 
     frozen: the constants that are not trained, where that is known of all; these have no sources.
+    several: stored tensors that were refused, as they are used in several ways.
     """
 
     builder: GraphBuilder
     options: ModelOptions
     stored: frozenset[str]
     frozen: frozenset[str] | None = None
+    several: set[str] = field(default_factory=set)
     _owners: dict[str, Owner] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
@@ -247,6 +249,7 @@ class Parameters:
         return any(source in self._owners and self._owners[source].use.key == moved for source in known.sources)
 
     def _used_in_another_way(self, source: str, *, is_same: bool = False) -> Refusal:
+        self.several.add(source)
         elsewhere = f"than as `{self._owners[source].parameter}`" if source in self._owners else "than elsewhere"
         message = f"the stored tensor `{source}` is used here in another way {elsewhere}"
         help_line = "give each layer a tensor of its own"

@@ -1,0 +1,393 @@
+"""Parameters that a model computes with become tensors, one for each example.
+
+A function of a parameter is folded, and its value is trained in its place. Where a model uses two functions of one
+parameter, or a parameter where no op has one, that would train another model. There the parameter becomes zeros of
+each example plus a bias: a tensor like any other. Its functions are ops, its gradient is the sum over all uses.
+A constant of a file has no axis for the batch. The file is rewritten so that it has one, the first, from the
+parameter to where a tensor of the example is met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.graph import Value
+from lipcompile.core.record import Shape
+from lipcompile.frontends.onnx.layout import Layout, Placed
+from lipcompile.frontends.onnx.values import Item, Known
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto, NodeProto, TensorProto
+
+    Array = NDArray[Any]
+
+# Entries of a parameter of which each example may have a copy: 4 MB.
+MOST_ENTRIES = 2**20
+
+_OF_ENTRIES = frozenset(
+    (
+        *("Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Cosh", "Div", "Elu", "Equal", "Erf"),
+        *("Exp", "Floor", "Greater", "GreaterOrEqual", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log"),
+        *("Max", "Mean", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid"),
+        *("Sign", "Sin", "Sinh", "Softplus", "Sqrt", "Sub", "Sum", "Tan", "Tanh", "Where", "Xor"),
+    )
+)
+# The operator set from which on a reduction reads its axes as an operand.
+_OTHERS = ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSumSquare")
+_REDUCTIONS = {"ReduceSum": 13, **dict.fromkeys(_OTHERS, 18)}
+
+
+class _NoFormError(Exception):
+    """A node has no form for tensors that were constants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A model whose initializers `tensors` are read as if they had one more axis, the first, for the batch.
+
+    sizes: the names of the initializers that were added.
+    """
+
+    model: ModelProto
+    tensors: frozenset[str]
+    sizes: frozenset[str]
+
+
+def rewritten(
+    model: ModelProto, wanted: Collection[str], items: Mapping[str, Item], version: int
+) -> Rewritten | None:
+    """Return a model in which as many of the wanted initializers as can be are tensors; None if none can.
+
+    items: what the tensors of the model are. version: of its operator set.
+    """
+    sizes = {tensor.name: prod(tensor.dims) for tensor in model.graph.initializer}
+    left = frozenset(name for name in wanted if name in items and sizes.get(name, 0) in range(1, MOST_ENTRIES + 1))
+    while left:
+        rewriting = _Rewriting(dict(items), version)
+        failed = rewriting.run(model, left)
+        if not failed:
+            made = type(model)()
+            made.CopyFrom(model)
+            del made.graph.node[:]
+            made.graph.node.extend(rewriting.nodes)
+            made.graph.initializer.extend(rewriting.sizes)
+            return Rewritten(made, left, frozenset(tensor.name for tensor in rewriting.sizes))
+        left -= failed
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lifted:
+    """A constant that is a tensor [B, *shape] now, made of some parameters. A single number has the shape [1]."""
+
+    shape: Shape
+    sources: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Rewriting:
+    """The nodes of a model, as they are written again; `items` gets what intermediate results are, too."""
+
+    items: dict[str, Item]
+    version: int
+    lifted: dict[str, _Lifted] = field(default_factory=dict)
+    nodes: list[NodeProto] = field(default_factory=list)
+    sizes: list[TensorProto] = field(default_factory=list)
+
+    def run(self, model: ModelProto, wanted: frozenset[str]) -> frozenset[str]:
+        """Rewrite the nodes of a model; return those of the wanted initializers that cannot be tensors."""
+        self.lifted = {name: _Lifted(self._shape(name) or (1,), frozenset([name])) for name in wanted}
+        for node in model.graph.node:
+            try:
+                self._rewrite(node)
+            except _NoFormError:
+                return self._sources(node.input)
+        return self._sources(value.name for value in model.graph.output)
+
+    def _rewrite(self, node: NodeProto) -> None:
+        read = [name for name in node.input if name]
+        sources = self._sources(read)
+        if not sources:
+            self.nodes.append(node)
+            return
+        copied = self._batch(node.output[0]) if node.op_type == "Expand" else None
+        met = {batch for name in read if name not in self.lifted and (batch := self._batch(name)) is not None}
+        if copied is not None:
+            self._spread(node, *copied)
+        elif met:
+            self._meet(node, met)
+        else:
+            self._compute(node, sources)
+
+    # What is known
+
+    def _sources(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset[str]().union(*(self.lifted[name].sources for name in names if name in self.lifted))
+
+    def _shape(self, name: str) -> Shape:
+        """Return the shape in the file of a constant, or of what became a tensor for another reason."""
+        if name in self.lifted:
+            return self.lifted[name].shape
+        match self.items.get(name):
+            case Known(copies=None, array=array):
+                return tuple(map(int, array.shape))
+            case Value(shape=tuple(shape)):
+                return (1, *shape)
+        raise _NoFormError
+
+    def _array(self, node: NodeProto, index: int) -> Array | None:
+        """Return a constant operand, None if it is left out."""
+        name = node.input[index] if index < len(node.input) else ""
+        item = self.items.get(name)
+        if name and (not isinstance(item, Known) or item.copies is not None or name in self.lifted):
+            raise _NoFormError
+        return item.array if isinstance(item, Known) else None
+
+    def _batch(self, name: str) -> tuple[int, int] | None:
+        """Return how many axes a tensor has in the file, and which one is the batch; None for a constant."""
+        match self.items.get(name):
+            case Known(copies=None):
+                return None
+            case Known(copies=int(place), array=array):
+                return array.ndim, place
+            case Value(shape=tuple(shape)):
+                return len(shape) + 1, 0
+            case Placed(value=Value(shape=tuple(shape)), layout=Layout(outer=False, inner=False, axis=place)):
+                return len(shape) + 1, place
+        raise _NoFormError
+
+    # What is written
+
+    def _node(self, like: NodeProto, op_type: str, inputs: Sequence[str], output: str, **given: Any) -> NodeProto:
+        """Return a node that stands where `like` does."""
+        from onnx import helper
+
+        made = helper.make_node(op_type, inputs, [output], name=like.name, **given)
+        made.metadata_props.extend(like.metadata_props)
+        return made
+
+    def _write(self, like: NodeProto, op_type: str, inputs: Sequence[str], output: str = "", **given: Any) -> str:
+        """Add a node, and return its output."""
+        output = output or f"{like.output[0]}/{len(self.nodes)}"
+        self.nodes.append(self._node(like, op_type, inputs, output, **given))
+        return output
+
+    def _again(self, node: NodeProto, inputs: Sequence[str], output: str = "", **given: Any) -> str:
+        """Add a node once more, with other operands and some other attributes."""
+        kept = _attributes(node) | given
+        return self._write(node, node.op_type, inputs, output or node.output[0], **kept)
+
+    def _size(self, numbers: Iterable[int]) -> str:
+        """Add whole numbers as a constant, and return its name."""
+        import numpy as np
+        from onnx import numpy_helper
+
+        made = numpy_helper.from_array(np.array([*numbers], dtype=np.int64), f"sizes/{len(self.sizes)}")
+        self.sizes.append(made)
+        return str(made.name)
+
+    def _shaped(self, like: NodeProto, name: str, shape: Sequence[int], output: str = "") -> str:
+        """Reshape a tensor with the batch in front to [B, *shape]."""
+        if not output and name in self.lifted and self.lifted[name].shape == tuple(shape):
+            return name
+        return self._write(like, "Reshape", [name, self._size((-1, *shape))], output)
+
+    def _padded(self, like: NodeProto, name: str, rank: int) -> str:
+        """Give a lifted operand axes of size 1 in front, up to a rank; return any other as it is."""
+        if name not in self.lifted:
+            return name
+        shape = self.lifted[name].shape
+        return self._shaped(like, name, (1,) * (rank - len(shape)) + shape)
+
+    def _aligned(self, like: NodeProto, name: str, rank: int, place: int) -> str:
+        """Bring a lifted operand to where tensors of this rank have their batch; return any other as it is."""
+        if name not in self.lifted:
+            return name
+        shape = self.lifted[name].shape
+        full = (1,) * (rank - len(shape)) + shape
+        if len(full) != rank or full[place] != 1:
+            raise _NoFormError
+        made = self._shaped(like, name, (*full[:place], *full[place + 1 :]))
+        perm = [*range(1, place + 1), 0, *range(place + 1, rank)]
+        return self._write(like, "Transpose", [made], perm=perm) if place else made
+
+    def _in_front(self, like: NodeProto, name: str) -> str:
+        """Give a constant operand an axis of size 1 for the batch; return a lifted one as it is."""
+        sizes = (1, *self._shape(name))
+        return name if name in self.lifted else self._write(like, "Reshape", [name, self._size(sizes)])
+
+    # Where an example is met
+
+    def _meet(self, node: NodeProto, met: set[tuple[int, int]]) -> None:
+        """A node that reads tensors of the example as well."""
+        (rank, place), *others = met
+        if node.op_type == "Gemm":
+            self._affine(node)
+        elif node.op_type == "MatMul" and not others:
+            self._multiply_examples(node, rank, place)
+        elif node.op_type in _OF_ENTRIES and not others:
+            self._again(node, [self._aligned(node, name, rank, place) for name in node.input])
+        else:
+            raise _NoFormError
+
+    def _spread(self, node: NodeProto, rank: int, place: int) -> None:
+        """Copies for each example, which the tensor consists of already, and along other axes."""
+        item = self.items[node.output[0]]
+        if not isinstance(item, Known):
+            raise _NoFormError
+        made = self._aligned(node, node.input[0], rank, place)
+        self._write(node, "Expand", [made, self._size(item.array.shape)], node.output[0])
+
+    def _multiply_examples(self, node: NodeProto, rank: int, place: int) -> None:
+        """Matrices of an example by matrices of it. A vector is a matrix of one row."""
+        left, right = node.input
+        if rank > 2 and place == 0:
+            self._again(node, [self._aligned(node, name, rank, 0) for name in node.input])
+            return
+        shape = self.lifted[right].shape if right in self.lifted else ()
+        if left in self.lifted or place or len(shape) != 2:
+            raise _NoFormError
+        row = self._shaped(node, left, (1, shape[0]))
+        self._shaped(node, self._write(node, "MatMul", [row, right]), shape[1:], node.output[0])
+
+    def _affine(self, node: NodeProto) -> None:
+        """A·B + C as nodes of their own."""
+        given, (left, right, *added) = _attributes(node), node.input
+        output, product = node.output[0], f"{node.output[0]}/product"
+        if given.get("transA", 0) or given.get("alpha", 1) != 1 or given.get("beta", 1) != 1:
+            raise _NoFormError
+        if given.get("transB", 0):
+            turned = f"{output}/turned"
+            self.items[turned] = Known(self._array_of(right).T)
+            self._rewrite(self._node(node, "Transpose", [right], turned, perm=[1, 0]))
+            right = turned
+        self.items[product] = self.items[output]
+        self._rewrite(self._node(node, "MatMul", [left, right], product if added else output))
+        for name in added:
+            self._rewrite(self._node(node, "Add", [product, name], output))
+
+    def _array_of(self, name: str) -> Array:
+        item = self.items.get(name)
+        if not isinstance(item, Known) or item.copies is not None:
+            raise _NoFormError
+        return item.array
+
+    # Where there are only constants
+
+    def _compute(self, node: NodeProto, sources: frozenset[str]) -> None:
+        """A node that reads constants, of which some are tensors now."""
+        if node.op_type == "Gemm":
+            self._affine(node)
+            return
+        write = _FORMS.get(node.op_type, _Rewriting._of_entries if node.op_type in _OF_ENTRIES else None)
+        if write is None:
+            raise _NoFormError
+        for output in filter(None, node.output):
+            self.lifted[output] = _Lifted(self._shape(output) or (1,), sources)
+        write(self, node)
+
+    def _of_entries(self, node: NodeProto) -> None:
+        rank = len(self.lifted[node.output[0]].shape)
+        self._again(node, [self._padded(node, name, rank) for name in node.input])
+
+    def _reshaped(self, node: NodeProto) -> None:
+        self._shaped(node, node.input[0], self.lifted[node.output[0]].shape, node.output[0])
+
+    def _transposed(self, node: NodeProto) -> None:
+        rank = len(self.lifted[node.input[0]].shape)
+        perm = _attributes(node).get("perm", range(rank)[::-1])
+        self._again(node, node.input, perm=[0, *(axis + 1 for axis in perm)])
+
+    def _along(self, node: NodeProto) -> None:
+        """Along an axis, which is counted from the end now: Concat has one, a softmax the last."""
+        rank = len(self.lifted[node.output[0]].shape)
+        axis = _attributes(node).get("axis", -1)
+        parts = [
+            name
+            if name in self.lifted
+            else self._write(node, "Reshape", [name, self._size((1, *self._shape(name)))])
+            for name in node.input
+        ]
+        self._again(node, parts, axis=axis if axis < 0 else axis - rank)
+
+    def _gathered(self, node: NodeProto) -> None:
+        """Entries of an axis, one after another, and then in the shape that they have."""
+        chosen = self._array(node, 1)
+        rank, axis = len(self.lifted[node.input[0]].shape), _attributes(node).get("axis", 0)
+        if chosen is None:
+            raise _NoFormError
+        places = self._size(chosen.reshape(-1).tolist())
+        made = self._write(node, "Gather", [node.input[0], places], axis=axis if axis < 0 else axis - rank)
+        self._shaped(node, made, self.lifted[node.output[0]].shape, node.output[0])
+
+    def _sliced(self, node: NodeProto) -> None:
+        starts, axes = self._array(node, 1), self._array(node, 3)
+        if starts is None:  # an attribute, in old operator sets
+            raise _NoFormError
+        rank = len(self.lifted[node.input[0]].shape)
+        along = range(starts.size) if axes is None else axes.reshape(-1).tolist()
+        counted = self._size(axis if axis < 0 else axis - rank for axis in along)
+        self._again(node, [*node.input[:3], counted, *node.input[4:]])
+
+    def _split(self, node: NodeProto) -> None:
+        rank, axis = len(self.lifted[node.input[0]].shape), _attributes(node).get("axis", 0)
+        start, along = 0, self._size([axis if axis < 0 else axis - rank])
+        for output in node.output:
+            stop = start + self._shape(output)[axis]
+            self._write(node, "Slice", [node.input[0], self._size([start]), self._size([stop]), along], output)
+            start = stop
+
+    def _expanded(self, node: NodeProto) -> None:
+        shape = self.lifted[node.output[0]].shape
+        made = self._padded(node, node.input[0], len(shape))
+        self._write(node, "Expand", [made, self._size((1, *shape))], node.output[0])
+
+    def _tiled(self, node: NodeProto) -> None:
+        repeats = self._array(node, 1)
+        if repeats is None:
+            raise _NoFormError
+        self._again(node, [node.input[0], self._size((1, *repeats.reshape(-1).tolist()))])
+
+    def _reduced(self, node: NodeProto) -> None:
+        given, rank = _attributes(node), len(self.lifted[node.input[0]].shape)
+        operand, found = self._array(node, 1), given.get("axes")
+        axes = operand.reshape(-1).tolist() if operand is not None else found
+        if axes is None and given.get("noop_with_empty_axes"):
+            raise _NoFormError
+        counted = [axis if axis < 0 else axis - rank for axis in (range(rank) if axes is None else axes)]
+        as_operand = self.version >= _REDUCTIONS[node.op_type]
+        inputs = [node.input[0], *([self._size(counted)] if as_operand else [])]
+        kept: dict[str, Any] = {} if as_operand else {"axes": counted}
+        made = self._write(node, node.op_type, inputs, keepdims=1, **kept)
+        self._shaped(node, made, self.lifted[node.output[0]].shape, node.output[0])
+
+    def _multiplied(self, node: NodeProto) -> None:
+        """Matrices by matrices; vectors are not needed."""
+        ranks = [len(self._shape(name)) for name in node.input]
+        if min(ranks) < 2:
+            raise _NoFormError
+        self._again(node, [self._padded(node, name, max(ranks)) for name in node.input])
+
+
+def _attributes(node: NodeProto) -> dict[str, Any]:
+    from onnx import helper
+
+    return {one.name: helper.get_attribute_value(one) for one in node.attribute}
+
+
+_FORMS: Mapping[str, Callable[[_Rewriting, NodeProto], None]] = {
+    **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _Rewriting._reshaped),
+    **dict.fromkeys(("Concat", "LogSoftmax", "Softmax"), _Rewriting._along),
+    **dict.fromkeys(_REDUCTIONS, _Rewriting._reduced),
+    "Expand": _Rewriting._expanded,
+    "Gather": _Rewriting._gathered,
+    "MatMul": _Rewriting._multiplied,
+    "Slice": _Rewriting._sliced,
+    "Split": _Rewriting._split,
+    "Tile": _Rewriting._tiled,
+    "Transpose": _Rewriting._transposed,
+}
