@@ -163,7 +163,8 @@ class Derivation:
             require(p.constraint != "orthogonal" or p.bound == 1, f"{name} is orthogonal, but its bound is not 1")
             for user, first in self.uses.setdefault(name, [])[:1]:
                 other = self.nodes.get(user, node)
-                alike = (other.op, other.attributes, other.site.I) == (node.op, node.attributes, node.site.I)
+                alike = (other.op, other.attributes) == (node.op, node.attributes)
+                alike &= other.site.I == node.site.I or (p.constraint == "free" and node.op in OF_ANY_SIZE)
                 is_matrix = (MATRICES.get(other.op), MATRICES.get(node.op)) == (first, role)
                 is_tied = is_matrix and node.op != "embedding" and len(node.parameters) == 1
                 is_table = (

@@ -134,10 +134,15 @@ def _parameters(graph: Graph) -> Iterator[Diagnostic]:
         )
 
 
+# Ops whose layer is built for no size of its input.
+_OF_ANY_SIZE = ("bias", "dense", "dense_transpose", "embedding", "prelu", "scale")
+
+
 def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
     """A constraint is certified for one linear map: a weight that two different maps use would escape it.
 
-    Ops that read a plain matrix may share it, where its constraint bounds what each of them makes of it.
+    Ops that read a plain matrix may share it, where its constraint bounds what each of them makes of it. A weight
+    without a constraint is that of one layer at inputs of any size.
     """
     first: dict[str, tuple[Node, str]] = {}
     for node in graph.nodes:
@@ -147,6 +152,9 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
                 continue
             is_of_reals = len(node.parameters) == 1 and node.op.takes == "reals"
             kind = graph.parameters[name].constraint.kind
+            alike = (other.op, other.attributes) == (node.op, node.attributes) and node.op.name in _OF_ANY_SIZE
+            if alike and kind == "free":
+                continue
             if not is_of_reals or not other.op.parameter(first_role).may_share(node.op.parameter(role), kind):
                 yield node.diagnostic(
                     "LIP308",
