@@ -12,7 +12,7 @@ from .disjoint_parts import MOST_TERMS, Form, add, beside, bound, disjoint, fold
 from .document import MOST_ENTRIES, MOST_NODES, MalformedError, begin_work, fields, of_kind, require, spend
 from .intervals import UNBOUNDED, Real, least, real, root, total
 from .losses import LOSSES, logits
-from .rules import MATRICES, OPS, READS, Extent, Op
+from .rules import MATRICES, OF_ANY_SIZE, OPS, READS, Extent, Op
 
 GRAPH = "input:object nodes:object* parameters:object output:text loss:object"
 INPUT = "name:text shape:n* norm:q+? trusted:flag tokens:flag"

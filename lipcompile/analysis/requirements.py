@@ -159,8 +159,8 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
                 yield node.diagnostic(
                     "LIP308",
                     f"`{name}` is shared by `{other.name}` and `{node.name}`, which are different maps",
-                    "use --bounds clip, under which dense layers and embeddings may share a matrix; other layers "
-                    "share weights only with equal attributes and input shapes",
+                    "use --bounds clip, under which dense layers and embeddings may share a matrix, and layers of "
+                    "equal attributes one weight at inputs of any size; for convolutions these must be equal, too",
                 )
 
 

@@ -53,12 +53,16 @@ def load(path: Path, options: ModelOptions) -> Loaded:
 
 
 def imported(
-    model: ModelProto, source: Source, options: ModelOptions, frozen: frozenset[str] | None = None
+    model: ModelProto,
+    source: Source,
+    options: ModelOptions,
+    frozen: frozenset[str] | None = None,
+    tensors: frozenset[str] | None = None,
 ) -> Loaded:
     """Import a checked model in memory, whatever it was made from; raises InputError (LIP011).
 
     `frozen` are the names of stored tensors that are known not to be trained; None if the names say nothing of
-    that, nor of which tensors are one.
+    that, nor of which tensors are one. `tensors` are the parameters that `settled` found, where it has been asked.
     """
     if options.bindings:
         name = next(iter(options.bindings))
@@ -68,18 +72,27 @@ def imported(
     at = Location(source.path) if source.format == "onnx" else None
 
     own = options if options.repairs is None else replace(options, repairs=replace(options.repairs, made=[]))
-    reading = _with_tensors(_Import(model, own, GraphBuilder(source.name), at, frozen))
+    first = _Import(model, own, GraphBuilder(source.name), at, frozen, tensors or frozenset())
+    reading = _with_tensors(first, most=_MOST_READINGS if tensors is None else 0)
     if options.repairs is not None and reading.options.repairs is not None:
         options.repairs.made.extend(reading.options.repairs.made)
     return Loaded(source, reading.graph, tuple(reading.builder.diagnostics))
 
 
-def _with_tensors(first: _Import) -> _Import:
+def settled(
+    model: ModelProto, options: ModelOptions, frozen: frozenset[str]
+) -> tuple[ModelProto, frozenset[str], frozenset[str]]:
+    """Return what `imported` imports at last: the model, what is not trained, and which parameters are tensors."""
+    reading = _with_tensors(_Import(model, options, GraphBuilder(""), None, frozen), most=_MOST_READINGS)
+    return reading.model, reading.frozen or frozen, reading.tensors
+
+
+def _with_tensors(first: _Import, most: int) -> _Import:
     """Import a model, and again with those parameters as tensors that it computes with in several ways."""
     spent = limits.spent("constants")
     first.run()
     best, latest, names = first, first, frozenset[str]()
-    for _ in range(_MOST_READINGS):
+    for _ in range(most):
         more = latest.computed_with() - names
         names |= more
         limits.spend("constants", spent - limits.spent("constants"), "")  # all is computed anew

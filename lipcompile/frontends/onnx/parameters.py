@@ -111,6 +111,7 @@ class Parameters:
     _cut: dict[str, Hashable] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
     _met: set[str] = field(default_factory=set)
+    _numbers: set[str] = field(default_factory=set)
     _alike: dict[Hashable, list[str]] = field(default_factory=dict)
 
     def sources(self, names: Iterable[str]) -> frozenset[str]:
@@ -139,7 +140,7 @@ class Parameters:
     def constants(self) -> list[str]:
         """Return the stored tensors that the model trains, where that is known, and that became constants here."""
         trained = frozenset() if self.frozen is None else self.stored - self.frozen
-        return sorted(trained - self._met - self._cut.keys())
+        return sorted(trained - (self._met - self._numbers) - self._cut.keys())
 
     def hold(self, known: Known) -> None:
         """Note that a constant is used as it is, and not trained; raises Refusal if it is trained elsewhere.
@@ -147,6 +148,7 @@ class Parameters:
         Single numbers are exempt: exporters store the ones and halves of unrelated formulas once.
         """
         if known.array.size < 2:
+            self._numbers |= known.sources
             return
         for source in sorted(known.sources & (self._owners.keys() | self._cut.keys())):
             raise self._used_in_another_way(source)
@@ -230,7 +232,7 @@ class Parameters:
             is_same = owner.use.key == use.key and np.array_equal(array, owner.array)
             if is_same and self._may_share(owner, use):
                 return owner.parameter
-            raise self._used_in_another_way(source, is_same=is_same)
+            raise self._used_in_another_way(source)
         for source in sorted(use.known.sources & (self._cut.keys() | self._held)):
             raise self._used_in_another_way(source)
         return None
@@ -248,13 +250,13 @@ class Parameters:
         moved = (known.sources, toggled(known))
         return any(source in self._owners and self._owners[source].use.key == moved for source in known.sources)
 
-    def _used_in_another_way(self, source: str, *, is_same: bool = False) -> Refusal:
+    def _used_in_another_way(self, source: str) -> Refusal:
         self.several.add(source)
         elsewhere = f"than as `{self._owners[source].parameter}`" if source in self._owners else "than elsewhere"
         message = f"the stored tensor `{source}` is used here in another way {elsewhere}"
         help_line = "give each layer a tensor of its own"
-        if is_same and not self._clips:
-            help_line += ", or use --bounds clip, under which embeddings and dense layers may share one"
+        if not self._clips:
+            help_line += ", or use --bounds clip, under which a parameter may be used in several ways"
         return Refusal("LIP308", message, help_line)
 
     def _register(self, use: Use, choice: ParameterChoice, parameter: str) -> None:

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx.constants import broadcast
 from lipcompile.frontends.onnx.layout import Layout, Placed
-from lipcompile.frontends.onnx.values import Item, Known
+from lipcompile.frontends.onnx.shape_after_refusal import outputs as shapes
+from lipcompile.frontends.onnx.values import Item, Known, Unfinished
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,6 +109,7 @@ class _Rewriting:
                 self._rewrite(node)
             except _NoFormError:
                 return self._sources(node.input)
+            self._guess(node)
         return self._sources(value.name for value in model.graph.output)
 
     def _rewrite(self, node: NodeProto) -> None:
@@ -124,6 +128,21 @@ class _Rewriting:
             self._compute(node, sources)
 
     # What is known
+
+    def _guess(self, node: NodeProto) -> None:
+        """Note the shapes of what the import left open: parts of spellings, and what follows a refused node."""
+        found = [self.items.get(name) for name in node.output]
+        if any(isinstance(item, Unfinished) or (isinstance(item, Value) and item.shape is None) for item in found):
+            made = self._broadcast(node) if node.op_type in _OF_ENTRIES else shapes(node, self.items, self.version)
+            self.items |= {name: Value(name, shape) for name, shape in made.items()}
+
+    def _broadcast(self, node: NodeProto) -> dict[str, Shape]:
+        """Return the shape of an example of a function of entries; none where an operand is no ordinary tensor."""
+        try:
+            (_, *example) = broadcast([self._shape(name) for name in node.input if name])
+        except (_NoFormError, Refusal, ValueError):
+            return {}
+        return {node.output[0]: tuple(example)}
 
     def _sources(self, names: Iterable[str]) -> frozenset[str]:
         return frozenset[str]().union(*(self.lifted[name].sources for name in names if name in self.lifted))
@@ -159,6 +178,13 @@ class _Rewriting:
             case Placed(value=Value(shape=tuple(shape)), layout=Layout(outer=False, inner=False, axis=place)):
                 return len(shape) + 1, place
         raise _NoFormError
+
+    def _example(self, name: str) -> Shape:
+        """Return the shape of one example of a tensor whose batch is in front."""
+        item = self.items.get(name)
+        if not isinstance(item, Value) or item.shape is None:
+            raise _NoFormError
+        return item.shape
 
     # What is written
 
@@ -229,6 +255,8 @@ class _Rewriting:
             self._affine(node)
         elif node.op_type == "MatMul" and not others:
             self._multiply_examples(node, rank, place)
+        elif node.op_type == "PRelu" and not others:
+            self._slope(node, self._aligned(node, node.input[1], rank, place))
         elif node.op_type in _OF_ENTRIES and not others:
             self._again(node, [self._aligned(node, name, rank, place) for name in node.input])
         else:
@@ -243,16 +271,26 @@ class _Rewriting:
         self._write(node, "Expand", [made, self._size(item.array.shape)], node.output[0])
 
     def _multiply_examples(self, node: NodeProto, rank: int, place: int) -> None:
-        """Matrices of an example by matrices of it. A vector is a matrix of one row."""
+        """Matrices of an example by matrices of it. A vector is a matrix of one row, or of one column."""
         left, right = node.input
-        if rank > 2 and place == 0:
+        shape = self.lifted[right].shape if right in self.lifted else ()
+        is_vector = len(shape) == 1
+        if place or (left in self.lifted and (rank == 2 or len(self.lifted[left].shape) == 1)):
+            raise _NoFormError
+        if rank > 2 and not is_vector:
             self._again(node, [self._aligned(node, name, rank, 0) for name in node.input])
             return
-        shape = self.lifted[right].shape if right in self.lifted else ()
-        if left in self.lifted or place or len(shape) != 2:
-            raise _NoFormError
-        row = self._shaped(node, left, (1, shape[0]))
-        self._shaped(node, self._write(node, "MatMul", [row, right]), shape[1:], node.output[0])
+        *before, _ = self._example(left)
+        rows = left if before else self._shaped(node, left, (1, shape[0]))
+        columns = self._shaped(node, right, (1,) * (max(rank, 3) - 3) + ((*shape, 1) if is_vector else shape))
+        made = self._write(node, "MatMul", [rows, columns])
+        self._shaped(node, made, (*before, *shape[1:]), node.output[0])
+
+    def _slope(self, node: NodeProto, slope: str) -> None:
+        """relu(x) - slope·relu(-x)."""
+        above = self._write(node, "Relu", [node.input[0]])
+        below = self._write(node, "Relu", [self._write(node, "Neg", [node.input[0]])])
+        self._write(node, "Sub", [above, self._write(node, "Mul", [below, slope])], node.output[0])
 
     def _affine(self, node: NodeProto) -> None:
         """A·B + C as nodes of their own."""
@@ -324,6 +362,20 @@ class _Rewriting:
         made = self._write(node, "Gather", [node.input[0], places], axis=axis if axis < 0 else axis - rank)
         self._shaped(node, made, self.lifted[node.output[0]].shape, node.output[0])
 
+    def _entries(self, node: NodeProto) -> None:
+        """Places among the first axes, which become one."""
+        import numpy as np
+
+        places, shape = self._array(node, 1), self.lifted[node.input[0]].shape
+        if places is None or places.ndim == 0 or _attributes(node).get("batch_dims", 0):
+            raise _NoFormError
+        first, rest = shape[: places.shape[-1]], shape[places.shape[-1] :]
+        wrapped = np.moveaxis(places % np.array(first), -1, 0).reshape(len(first), -1)
+        merged = self._shaped(node, node.input[0], (prod(first), *rest))
+        chosen = self._size(np.ravel_multi_index(tuple(wrapped), first).tolist())
+        made = self._write(node, "Gather", [merged, chosen], axis=1)
+        self._shaped(node, made, self.lifted[node.output[0]].shape, node.output[0])
+
     def _sliced(self, node: NodeProto) -> None:
         starts, axes = self._array(node, 1), self._array(node, 3)
         if starts is None:  # an attribute, in old operator sets
@@ -385,6 +437,7 @@ _FORMS: Mapping[str, Callable[[_Rewriting, NodeProto], None]] = {
     **dict.fromkeys(_REDUCTIONS, _Rewriting._reduced),
     "Expand": _Rewriting._expanded,
     "Gather": _Rewriting._gathered,
+    "GatherND": _Rewriting._entries,
     "MatMul": _Rewriting._multiplied,
     "Slice": _Rewriting._sliced,
     "Split": _Rewriting._split,

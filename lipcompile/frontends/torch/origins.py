@@ -76,7 +76,9 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
         model = translated(program)
     except Untraceable as refused:
         raise InputError((refused.diagnostic,)) from None
-    reading = _Reading(model, replace(options, input_shape={}, bounds="clip"), frozen(module, model))
+    own = replace(options, input_shape={}, bounds="clip")
+    kept = own.repairs and replace(own.repairs, made=[])
+    reading = _Reading(own, *onnx_model.settled(model, replace(own, repairs=kept), frozen(module, model)))
     stored = reading.stored([name for name, _ in module.named_parameters(remove_duplicate=False)])
     if not stored:
         raise _foreign("the module trains no parameter")
@@ -93,11 +95,15 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Imports of one traced module with other weights. fixed: the names of constants that are not trained."""
+    """Imports of one traced module with other weights. fixed: the names of constants that are not trained.
 
-    model: ModelProto
+    tensors: the parameters that are read as tensors.
+    """
+
     options: ModelOptions
+    model: ModelProto
     fixed: frozenset[str]
+    tensors: frozenset[str]
 
     def stored(self, names: Sequence[str]) -> dict[str, Array]:
         """Return the trained weights by name, in this order."""
@@ -137,7 +143,8 @@ class _Reading:
                 tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
         repairs = self.options.repairs and replace(self.options.repairs, made=[])
         source = Source(self.model.graph.name, "", "torch", "")
-        loaded = onnx_model.imported(model, source, replace(self.options, repairs=repairs), self.fixed)
+        own = replace(self.options, repairs=repairs)
+        loaded = onnx_model.imported(model, source, own, self.fixed, self.tensors)
         if loaded.graph is None:
             raise InputError(loaded.diagnostics)
         return loaded

@@ -143,6 +143,7 @@ def _comes_of_a_reduction(context: Context, name: str) -> bool:
 def _number(context: Context, known: Known, operand: Value) -> Fraction:
     """Return the one entry of a constant; raises Refusal."""
     context.of_one_example(known, shape_of(operand))
+    context.parameters.hold(known)
     return scalar(known)
 
 

@@ -137,13 +137,21 @@ def test_theorems_refuse_a_tied_head() -> None:
         lambda h, w: h + w[:, 0],
     ],
 )
-def test_functions_of_a_weight_are_no_transpose(use: Any) -> None:
+@pytest.mark.filterwarnings("ignore:the output does not depend on")
+def test_functions_of_a_weight_are_no_transpose(use: Any, tmp_path: Path) -> None:
+    """By a clip the weight is one parameter, and its functions are those of torch."""
+
     class Other(Autoencoder):
         def forward(self, x: Tensor) -> Tensor:
             return use(self.encoder(x), self.encoder.weight)  # type: ignore[no-any-return]
 
+    net = Other()
     with pytest.raises(InputError, match="LIP308"):
-        lipcompile.private(Other(), NUMBERS, bounds="clip")
+        lipcompile.private(net, NUMBERS, bounds="theorem")
+    module = compiled(net, NUMBERS, tmp_path)
+    assert sum(p.numel() for p in module.parameters()) == sum(p.numel() for p in net.encoder.parameters())
+    module.normaliser = 1.0
+    attacked(net, module, NUMBERS)
 
 
 @pytest.mark.parametrize("name", ["tied", "tied over tokens", "tied to a table"])

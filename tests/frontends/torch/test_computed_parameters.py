@@ -1,0 +1,320 @@
+"""Parameters that reach the network through several functions, or at several sites: gates, relative positions.
+
+Oracle: the module that is imported, by torch alone. The gradient of each example is found by itself, and clipped
+as the paper says. A step by the sum must change each of its parameters as a step of the private module does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import lipcompile_verify
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import lipcompile
+from lipcompile import InputError
+from lipcompile.core.backend import instantiate
+from lipcompile.frontends.onnx import tensors
+from lipcompile.pipeline import from_module
+from tests.nights import by_day
+from tests.torch.clip_nets import clipped, whole
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:the output does not depend on")]
+TOKENS, WIDTH, GAMMA = 4, 6, 0.01
+PLACES = torch.tensor([[0, 1, 2, 3], [4, 0, 1, 2], [4, 4, 0, 1], [4, 4, 4, 0]])
+
+
+def stepped(module: Any, x: Tensor, y: Tensor) -> None:
+    """Move the parameters of a private module by the sum of clipped gradients."""
+    module.normaliser = 1.0
+    found = clipped(module, x, y)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                parameter -= found[name]
+
+
+def by_torch(net: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the sum of the gradients of single examples, each scaled to 1 by the automatic rule."""
+    parameters = dict(net.named_parameters())
+    sums = {name: torch.zeros_like(parameter, dtype=torch.double) for name, parameter in parameters.items()}
+    for one, label in zip(x, y, strict=True):
+        loss = F.cross_entropy(net(one[None]), label[None])
+        made = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        rows = {name: g for name, g in zip(parameters, made, strict=True) if g is not None}
+        for name, gradient in rows.items():
+            sums[name] += gradient.double() / (whole(rows) + GAMMA)
+    return sums
+
+
+def held_to_torch(net: nn.Module, module: Any, x: Tensor) -> None:
+    """Take a step with the private module, carry its weights back, and compare; leave each example out."""
+    y = torch.arange(len(x)) % 3
+    module.normaliser = 1.0
+    all_of_them = clipped(module, x, y)
+    for left_out in range(len(x)):
+        rest = [index for index in range(len(x)) if index != left_out]
+        fewer = clipped(module, x[rest], y[rest])
+        assert whole({name: all_of_them[name].double() - fewer[name].double() for name in fewer}) <= 1 + 1e-5
+    wanted, twin = by_torch(net, x, y), deepcopy(net)
+    stepped(module, x, y)
+    lipcompile.load_trained(twin, module, x)
+    after = dict(twin.named_parameters())
+    for name, parameter in net.named_parameters():
+        moved = (parameter - after[name]).detach().double()
+        assert torch.allclose(moved, wanted[name], rtol=1e-4, atol=1e-5 * whole(wanted)), name
+
+
+def private(net: nn.Module, x: Tensor) -> Any:
+    return lipcompile.private(net, x, bounds="clip")
+
+
+def examples(*shape: int) -> Tensor:
+    return torch.randn(4, *shape, generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    """Examples [4, 6], a layer, what a function makes of it with a vector, a matrix and a number, and a head."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.function = function
+        self.p, self.w = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(WIDTH, WIDTH) / 3)
+        self.t = nn.Parameter(torch.randn(1) + 0.7)
+        self.table = nn.Parameter(torch.randn(5, 2))
+        self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.function(self, torch.tanh(self.layer(x))).mean(1))  # type: ignore[no-any-return]
+
+
+def gate(net: Any, h: Tensor) -> Tensor:
+    """As in ConViT."""
+    return (1.0 - torch.sigmoid(net.p)) * h + torch.sigmoid(net.p) * h.flip(1)
+
+
+def attention(h: Tensor, bias: Tensor) -> Tensor:
+    q = h.view(len(h), TOKENS, 2, 3).transpose(1, 2)
+    scores = q @ q.mT + bias
+    return (scores.softmax(-1) @ q).transpose(1, 2).reshape(h.shape)
+
+
+def relative(net: Any, h: Tensor) -> Tensor:
+    """As in T5: a table is looked up, and its rows are added to the scores of every layer."""
+    bias = net.table[PLACES].permute(2, 0, 1).unsqueeze(0)
+    h = h + attention(h, bias)
+    return h + attention(h, bias * 2.0)
+
+
+def highway(net: Any, h: Tensor) -> Tensor:
+    """Where a mask that the example computes chooses between two functions of a parameter."""
+    return h * torch.where(h > 0, net.p.exp(), net.p.tanh())
+
+
+def normalised(net: Any, h: Tensor) -> Tensor:
+    """Weight normalisation, and the norm of the weight as a gate."""
+    norm = net.w.square().sum(1, keepdim=True).sqrt()
+    return F.linear(h, net.w / norm) + norm[:, 0]  # type: ignore[no-any-return]
+
+
+def sparse(net: Any, h: Tensor) -> Tensor:
+    """A masked matrix, and its mirror."""
+    mask = torch.ones(WIDTH, WIDTH).tril()
+    return F.linear(h, net.w * mask) + F.linear(h, (net.w * mask).t())
+
+
+USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "gate": gate,
+    "relative positions": relative,
+    "where": highway,
+    "weight norm": normalised,
+    "mask": sparse,
+    "temperature": lambda net, h: h * net.t + net.t,
+    "quotient": lambda net, h: h / net.t.exp() + net.t.square() * h.square(),
+    "number of no axes": lambda net, h: h * net.t.squeeze(0) - net.t.squeeze(0).cos(),
+    "row and column": lambda net, h: h @ net.w + net.w[:, 0] * net.w[1],
+    "slice and whole": lambda net, h: h @ net.w + F.pad(h @ net.w[:, :3], (0, 3)),
+    "product": lambda net, h: h @ (net.w @ net.w.t()) + h @ net.w,
+    "outer": lambda net, h: h @ (net.p[:, None] * net.p.sin()[None]) + net.p,
+    "scale": lambda net, h: F.linear(h, net.w / net.w.abs().sum()) + F.linear(h, net.w),
+    "vector from the right": lambda net, h: h * (h @ net.p)[..., None] + net.p,
+    "softmax": lambda net, h: h * net.p.softmax(0) + net.p.log_softmax(0),
+    "mean": lambda net, h: h * net.p.mean() + net.p,
+    "halves": lambda net, h: torch.cat([h[..., :3] * net.p[:3], h[..., 3:] * net.p[3:].exp()], -1) + net.p,
+    "chunks": lambda net, h: sum((part.repeat(3) for part in net.p.chunk(3)), h * net.p),
+    "reshaped": lambda net, h: h * net.p.view(2, 3).t().reshape(-1) + net.p,
+    "copies of each": lambda net, h: torch.cat([h, net.p.tanh().expand(len(h), 1, -1)], 1) * net.p,
+    "roll": lambda net, h: h * net.p.roll(1) + net.p,
+    "both sides": lambda net, h: net.w[:TOKENS, :TOKENS] @ h @ net.w,
+    "one layer for two parameters": lambda net, h: h * (net.p * net.t) + net.p / (1 + net.t.square()),
+    "limits": lambda net, h: torch.minimum(h, net.p) + torch.maximum(h, net.p.neg()),
+    "batch behind": lambda net, h: (h.transpose(0, 1) * net.p + net.p.sigmoid()[:, None].mT).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", by_day(("gate", "relative positions", "temperature", "weight norm"), USES))
+def test_a_parameter_is_trained_through_all_its_functions(name: str) -> None:
+    net, x = Net(USES[name]), examples(TOKENS, WIDTH)
+    held_to_torch(net, private(net, x), x)
+
+
+FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.sigmoid,
+    torch.tanh,
+    torch.exp,
+    torch.neg,
+    torch.square,
+    lambda p: 1 - p,
+    lambda p: p / (1 + p.abs()),
+    lambda p: p.softmax(-1),
+    lambda p: p[..., torch.tensor([3, 0, 0, 5, 1, 2])],
+    lambda p: torch.cat([p[..., 2:], p[..., :2]], -1),
+    lambda p: p * p.mean(-1, keepdim=True),
+    lambda p: torch.where(p > 0, p, 0.1 * p),
+)
+SITES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    lambda h, f: h + f,
+    lambda h, f: h * f,
+    lambda h, f: f - h.square(),
+    lambda h, f: h + (h @ f)[..., None],
+    lambda h, f: h / (1 + f.square()),
+    lambda h, f: h + F.linear(h, f[:, None] * f),
+    lambda h, f: torch.where(h > 0, h, f),
+)
+
+
+def drawn(seed: int) -> Callable[[Any, Tensor], Tensor]:
+    """Two to four random chains of functions of one vector, each at a random site."""
+    draw = random.Random(seed)
+    uses = [(draw.choices(FUNCTIONS, k=draw.randint(1, 3)), draw.choice(SITES)) for _ in range(draw.randint(2, 4))]
+
+    def function(net: Any, h: Tensor) -> Tensor:
+        for chain, site in uses:
+            made = net.p
+            for step in chain:
+                made = step(made)
+            h = torch.tanh(site(h, made))
+        return h
+
+    return function
+
+
+@pytest.mark.parametrize("seed", by_day((0, 1, 2), range(30)))
+def test_random_functions_of_a_parameter(seed: int) -> None:
+    net, x = Net(drawn(seed), seed), examples(TOKENS, WIDTH)
+    held_to_torch(net, private(net, x), x)
+
+
+def test_a_use_that_is_dropped_is_noticed(tmp_path: Path) -> None:
+    """The attack above has teeth: without the gradient of the complement it fails."""
+    net, x = Net(gate), examples(TOKENS, WIDTH)
+    path = lipcompile.compile(net, tmp_path / "net.py", example=x, loss="cross_entropy", bounds="clip")
+    text = path.read_text(encoding="utf-8")
+    first, *others = [line for line in text.splitlines() if "torch.sigmoid(" in line]
+    assert others
+    held_to_torch(net, instantiate(path, text), x)
+    mutant = text.replace(first, f"{first}.detach()", 1)
+    with pytest.raises(AssertionError, match=r"^p\b"):
+        held_to_torch(net, instantiate(path, mutant), x)
+
+
+def test_the_second_program_agrees(tmp_path: Path) -> None:
+    """Certificates have the parameter itself, and its functions as ops."""
+    for function in (gate, relative):
+        net, x = Net(function), examples(TOKENS, WIDTH)
+        path = lipcompile.compile(net, tmp_path / "net.py", example=x, loss="cross_entropy", bounds="clip")
+        module: Any = instantiate(path, path.read_text(encoding="utf-8"))
+        assert lipcompile_verify.verify(module.certificate).ok
+        named = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        assert named == {*module.bounds}
+
+
+def test_theorems_still_refuse() -> None:
+    with pytest.raises(InputError, match="LIP308"):
+        lipcompile.private(Net(gate), examples(TOKENS, WIDTH), bounds="theorem")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, h: F.conv1d(h, net.w[:TOKENS, :TOKENS, None]) + F.pad(net.w[0], (0, 0)),
+        lambda net, h: h + net.p.cumsum(0) + net.p,
+    ],
+)
+def test_what_has_no_form_is_refused(function: Any) -> None:
+    with pytest.raises(InputError, match="LIP308"):
+        private(Net(function), examples(TOKENS, WIDTH))
+
+
+def test_a_large_parameter_is_not_copied_for_each_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "MOST_ENTRIES", WIDTH - 1)
+    with pytest.raises(InputError, match="LIP308"):
+        private(Net(gate), examples(TOKENS, WIDTH))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, h: h + gate(net, h).mean(0, keepdim=True),
+        lambda net, h: h * (net.p.sigmoid() * h.transpose(0, 1).mean(1)).mean() * net.p,
+    ],
+)
+def test_examples_do_not_mix_through_it(function: Any) -> None:
+    with pytest.raises(InputError, match=r"LIP10[128]"):
+        private(Net(function), examples(TOKENS, WIDTH))
+
+
+class Siamese(nn.Module):
+    """A table and layers that read parts of an example of different lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.layer, self.shift = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Parameter(torch.randn(4))
+        self.norm, self.slope, self.head = nn.LayerNorm(4), nn.PReLU(), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (x[:, :3], x[:, 3:])
+        made = [self.slope(self.norm(self.layer(self.words(part)) + self.shift)).mean(1) for part in parts]
+        return self.head(made[0] * made[1])  # type: ignore[no-any-return]
+
+
+def test_layers_may_read_parts_of_different_lengths(tmp_path: Path) -> None:
+    net, x = Siamese(), torch.tensor([[3, 5, 2, 0, 1], [4, 1, 7, 2, 2], [8, 0, 0, 6, 1]])
+    path = lipcompile.compile(net, tmp_path / "net.py", example=x, loss="cross_entropy", bounds="clip")
+    module: Any = instantiate(path, path.read_text(encoding="utf-8"))
+    assert lipcompile_verify.verify(module.certificate).ok
+    held_to_torch(net, module, x)
+    with pytest.raises(InputError, match="LIP308"):
+        lipcompile.private(net, x, bounds="theorem")
+
+
+def test_a_mask_leaves_the_bias_trained() -> None:
+    """A constant that is chosen where a mask of the example says so was not trained, without a word."""
+
+    def masked(net: Any, h: Tensor) -> Tensor:
+        return torch.where(h > 0, net.p, torch.zeros(())) + h
+
+    net, x = Net(masked), examples(TOKENS, WIDTH)
+    module = private(net, x)
+    held_to_torch(net, module, x)
+    assert sum(p.numel() for p in module.parameters() if p.requires_grad) == WIDTH + sum(
+        p.numel() for p in (*net.layer.parameters(), *net.head.parameters())
+    )
+
+
+def test_numbers_are_constants_of_theorems_and_trained_by_clips() -> None:
+    def told(bounds: Any) -> list[str]:
+        found = from_module(Net(USES["temperature"]), examples(TOKENS, WIDTH), loss="cross_entropy", bounds=bounds)
+        return [d.message for d in found.diagnostics if d.code == "LIP123" and "`t`: one number" in d.message]
+
+    assert len(told("theorem")) == 1
+    assert told("clip") == []
