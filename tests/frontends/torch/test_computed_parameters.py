@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import lipcompile
 from lipcompile import InputError
+from lipcompile.analysis import requirements
 from lipcompile.core.backend import instantiate
 from lipcompile.frontends.onnx import tensors
 from lipcompile.pipeline import from_module
@@ -295,6 +296,29 @@ def test_layers_may_read_parts_of_different_lengths(tmp_path: Path) -> None:
     held_to_torch(net, module, x)
     with pytest.raises(InputError, match="LIP308"):
         lipcompile.private(net, x, bounds="theorem")
+
+
+class Crops(nn.Module):
+    """A convolution of a signal, and of a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Conv1d(2, 3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x).tanh().mean(2) * self.layer(x[:, :, :5]).mean(2))  # type: ignore[no-any-return]
+
+
+def test_convolutions_share_weights_at_one_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their layers are built for a size of input. The second program says so where the compiler does not."""
+    options: dict[str, Any] = {"example": (2, 8), "loss": "cross_entropy", "bounds": "clip"}
+    with pytest.raises(InputError, match="LIP308"):
+        lipcompile.compile(Crops(), tmp_path / "net.py", **options)
+    monkeypatch.setattr(requirements, "_OF_ANY_SIZE", (*requirements._OF_ANY_SIZE, "conv"))
+    path = lipcompile.compile(Crops(), tmp_path / "net.py", verify_import=False, **options)
+    module: Any = instantiate(path, path.read_text(encoding="utf-8"))
+    verdict = lipcompile_verify.verify(module.certificate)
+    assert any("different linear map" in problem for problem in verdict.problems)
 
 
 def test_a_mask_leaves_the_bias_trained() -> None:
