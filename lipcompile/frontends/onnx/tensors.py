@@ -33,7 +33,7 @@ MOST_ENTRIES = 2**20
 
 _OF_ENTRIES = frozenset(
     (
-        *("Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Cosh", "Div", "Elu", "Equal", "Erf"),
+        *("Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Cosh", "Div", "Elu", "Equal", "Erf"),
         *("Exp", "Floor", "Greater", "GreaterOrEqual", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log"),
         *("Max", "Mean", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid"),
         *("Sign", "Sin", "Sinh", "Softplus", "Sqrt", "Sub", "Sum", "Tan", "Tanh", "Where", "Xor"),
@@ -68,7 +68,8 @@ def rewritten(
     items: what the tensors of the model are. version: of its operator set.
     """
     sizes = {tensor.name: prod(tensor.dims) for tensor in model.graph.initializer}
-    left = frozenset(name for name in wanted if name in items and sizes.get(name, 0) in range(1, MOST_ENTRIES + 1))
+    known = {name for name in wanted if isinstance(items.get(name), Known)}
+    left = frozenset(name for name in known if 1 <= sizes.get(name, 0) <= MOST_ENTRIES)
     while left:
         rewriting = _Rewriting(dict(items), version)
         failed = rewriting.run(model, left)
@@ -122,6 +123,8 @@ class _Rewriting:
         met = {batch for name in read if name not in self.lifted and (batch := self._batch(name)) is not None}
         if copied is not None:
             self._spread(node, *copied)
+        elif node.op_type in ("Shape", "Size"):
+            self._measure(node)
         elif met:
             self._meet(node, met)
         else:
@@ -218,6 +221,8 @@ class _Rewriting:
 
     def _shaped(self, like: NodeProto, name: str, shape: Sequence[int], output: str = "") -> str:
         """Reshape a tensor with the batch in front to [B, *shape]."""
+        if 0 in shape:
+            raise _NoFormError
         if not output and name in self.lifted and self.lifted[name].shape == tuple(shape):
             return name
         return self._write(like, "Reshape", [name, self._size((-1, *shape))], output)
@@ -245,6 +250,15 @@ class _Rewriting:
         """Give a constant operand an axis of size 1 for the batch; return a lifted one as it is."""
         sizes = (1, *self._shape(name))
         return name if name in self.lifted else self._write(like, "Reshape", [name, self._size(sizes)])
+
+    def _measure(self, node: NodeProto) -> None:
+        """A size of a constant, which stays what it was."""
+        from onnx import numpy_helper
+
+        item = self.items.get(node.output[0])
+        if not isinstance(item, Known):
+            raise _NoFormError
+        self.sizes.append(numpy_helper.from_array(item.array, node.output[0]))
 
     # Where an example is met
 
