@@ -84,7 +84,7 @@ class Visitor:
 
         These were copied for each example, or an operator of tensors is applied to them as if they were one.
         """
-        if node.op_type in (*DRAWS, *_DRAWING):
+        if node.op_type in (*DRAWS, *_DRAWING, "ScatterElements"):
             return False
         items = [self.context.items.get(name) for name in node.proto.input]
         found = [

@@ -31,6 +31,7 @@ from lipcompile.ops.linear.onnx_read import times
 from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.merge.rules import MAXIMUM, MINIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.normalisation.onnx_read import factored
+from lipcompile.ops.pointwise.onnx_read import places_in_order
 from lipcompile.ops.pool.onnx_read import reduced_axes, reduction_of
 from lipcompile.ops.shape.onnx_read import cut, made_axes, permute, reshape_to, unsqueeze
 from lipcompile.ops.shape.rules import Slice
@@ -325,8 +326,8 @@ def unsqueezed(context: Context, node: OnnxNode) -> Item:
     return replace(item, made=made[0])
 
 
-def top_k(context: Context, node: OnnxNode) -> Value:
-    """The largest or smallest entries of an axis, in order: a part of a full sort."""
+def top_k(context: Context, node: OnnxNode) -> Value | list[Value]:
+    """The largest or smallest entries of an axis, in order: a part of a full sort; and where they stood."""
     operand = context.tensor(node)
     axis = context.axis(node, node.integer("axis", -1), len(shape_of(operand)) + 1)
     known = context.known(node, 1, "k")
@@ -335,8 +336,18 @@ def top_k(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP110", "TopK with sorted=0 returns entries in an undefined order", "sort them")
     if not 1 <= count <= shape_of(operand)[axis]:
         raise Refusal("LIP102", f"an axis of size {shape_of(operand)[axis]} does not have {count} entries")
-    ordered = _sorted(context, node, operand, axis, descending=bool(node.integer("largest", 1)))
-    return ordered if ordered.shape is None else cut(context, node, ordered, Slice(axis, 0, count), "_first")
+    descending = bool(node.integer("largest", 1))
+    ordered = _sorted(context, node, operand, axis, descending=descending)
+    if ordered.shape is None:
+        return ordered
+    found = cut(context, node, ordered, Slice(axis, 0, count), "_first")
+    is_read = len(node.outputs) > 1 and bool(context.readers.get(node.outputs[1]))
+    if not is_read or axis != len(ordered.shape) - 1 or context.layout != FIRST:
+        return found
+    try:
+        return [found, places_in_order(context, node, operand, count, descending=descending)]
+    except Refusal:
+        return found
 
 
 IMPORTERS: Mapping[str, Importer] = {

@@ -16,10 +16,18 @@ from numpy.typing import NDArray
 from onnx import TensorProto, defs
 
 from lipcompile.core.graph import Value
-from lipcompile.core.record import NoAttributes
+from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.constants import alike, fitted, of_every_example, plus_entries, scaled
+from lipcompile.frontends.onnx.constants import (
+    alike,
+    fitted,
+    of_every_example,
+    plus_entries,
+    scaled,
+    times_entries,
+)
 from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import FIRST, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import seeded
@@ -31,7 +39,7 @@ from lipcompile.ops.merge.rules import MAXIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.pointwise.rules import BOUNDED, NOISE, POINTWISE, TRUTHS, Name, Pointwise
 from lipcompile.ops.reduce.rules import Reduce
 from lipcompile.ops.resample.rules import Expand
-from lipcompile.ops.shape.onnx_read import reshape_to
+from lipcompile.ops.shape.onnx_read import permute, reshape_to
 from lipcompile.ops.table import OP_BY_NAME
 
 Array = NDArray[Any]
@@ -233,6 +241,100 @@ def _place(context: Context, node: OnnxNode) -> Value:
     return reshape_to(context, node, place, (*example[:axis], *example[axis + 1 :]), "_dropped")
 
 
+# Entries at places along the last axis that each example computes
+
+
+def places_in_order(context: Context, node: OnnxNode, operand: Value, count: int, *, descending: bool) -> Value:
+    """The places of the first entries in order along the last axis: [..., n] to [..., count].
+
+    An entry's rank is how many stand before it; of equal ones the first does. Raises Refusal under theorems.
+    """
+    import numpy as np
+
+    if not _clips(context):
+        raise Refusal("LIP100", "places are not Lipschitz")
+    *others, size = shape_of(operand)
+    square = (*others, size, size)
+    expect_array(square)
+    own, other = (_wide(context, node, operand, (*others, *pair), square) for pair in ((size, 1), (1, size)))
+    apart = context.add(node, SUM, Sum((-ONE, ONE) if descending else (ONE, -ONE)), [own, other], "_apart")
+    equal = _apply(context, node, "equal", [apart], suffix="_equal")
+    earlier = np.broadcast_to(np.tril(np.ones((size, size), np.float32), -1), square)
+    first = times_entries(context, node, equal, earlier, "_first")
+    beyond = _apply(context, node, "greater", [apart], suffix="_beyond")
+    before = context.add(node, SUM, Sum((ONE, ONE)), [beyond, first], "_before")
+    hot = one_hot(context, node, _total(context, node, before, -1, "_rank"), count)
+    turned = permute(context, node, hot, (*range(len(others)), len(others) + 1, len(others)), "_in_order")
+    place = fixed(context, node, turned, len(others) + 1, np.arange(size, dtype=np.float32)[None], "_place")
+    return reshape_to(context, node, place, (*others, count), "_places")
+
+
+def _wide(context: Context, node: OnnxNode, value: Value, shape: Shape, wide: Shape) -> Value:
+    """Reshape, and copy along axes of size 1."""
+    apart = reshape_to(context, node, value, shape, "_column")
+    return apart if shape == wide else context.add(node, OP_BY_NAME["expand"], Expand(wide), [apart], "_wide")
+
+
+def _total(context: Context, node: OnnxNode, value: Value, axis: int, suffix: str) -> Value:
+    return context.add(node, OP_BY_NAME["reduce_sum"], Reduce((axis,)), [value], suffix)
+
+
+def _hot(context: Context, node: OnnxNode, size: int) -> Value:
+    """Return the places along the last axis, one hot: [..., count, size]. Raises Refusal for other axes."""
+    places = context.tensor(node, 1)
+    if context.axis(node, node.integer("axis", 0), len(shape_of(places)) + 1) != len(shape_of(places)) - 1:
+        raise Refusal("LIP110", f"{node.op_type} at computed places of another axis than the last")
+    return one_hot(context, node, places, size)
+
+
+def _gathered(context: Context, node: OnnxNode) -> Value:
+    """Entries at places: the sum of those that the places are hot at."""
+    operand = context.tensor(node)
+    *others, size = shape_of(operand)
+    hot = _hot(context, node, size)
+    wide = _wide(context, node, operand, (*others, 1, size), shape_of(hot))
+    return _total(
+        context, node, context.add(node, PRODUCT, NoAttributes(), [hot, wide], "_chosen"), -1, "_entries"
+    )
+
+
+def _scattered(context: Context, node: OnnxNode) -> Value:
+    """Numbers put at places, which must differ, or added there."""
+    reduction, places = node.text("reduction", "none"), context.tensor(node, 1)
+    if reduction not in ("none", "add") or (reduction == "none" and not _differ(context, node.proto.input[1])):
+        raise Refusal("LIP110", "ScatterElements at places that may be equal")
+    data = context.item(node, 0)
+    size = data.array.shape[-1] if isinstance(data, Known) else context.shape(node)[-1]
+    hot = _hot(context, node, size)
+    covered = _total(context, node, hot, -2, "_covered")
+    kept = _as_tensor(context, node, 0, covered)
+    if reduction == "none":
+        free = _complement(context, node, covered, "_free")
+        kept = context.add(node, PRODUCT, NoAttributes(), [kept, free], "_kept")
+    numbers = _as_tensor(context, node, 2, places)
+    wide = _wide(context, node, numbers, (*shape_of(places), 1), shape_of(hot))
+    put = context.add(node, PRODUCT, NoAttributes(), [hot, wide], "_at_places")
+    return context.add(node, SUM, Sum((ONE, ONE)), [kept, _total(context, node, put, -2, "_put")])
+
+
+def _differ(context: Context, name: str) -> bool:
+    """Whether the places along an axis are those of entries in order, of which no two are one."""
+    while (maker := context.makers.get(name)) is not None and maker.op_type in ("Cast", "Identity"):
+        name = maker.proto.input[0]
+    return maker is not None and maker.op_type == "TopK"
+
+
+def _as_tensor(context: Context, node: OnnxNode, index: int, like: Value) -> Value:
+    """An operand of the shape of another tensor, which may be a constant; raises Refusal."""
+    item = context.item(node, index)
+    if isinstance(item, Known):
+        return _constant(context, node, like, item, f"_{index}")
+    found = context.tensor(node, index)
+    if found.shape != like.shape:
+        raise Refusal("LIP110", f"{node.op_type} at computed places of a part of the other axes")
+    return found
+
+
 # Choices, quotients, powers
 
 
@@ -353,6 +455,7 @@ _FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
     "Equal": _compared("equal", reverse=False),
     "Exp": _of_one("exp"),
     "Floor": _of_one("floor"),
+    "GatherElements": _gathered,
     "Greater": _compared("greater", reverse=False),
     "GreaterOrEqual": _compared("at_least", reverse=False),
     "IsInf": _of_one("is_infinite"),
@@ -367,6 +470,7 @@ _FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
     "RandomNormalLike": _normal,
     "Reciprocal": _reciprocal,
     "Round": _of_one("round"),
+    "ScatterElements": _scattered,
     "Sqrt": _root,
     "Where": _where,
     "Xor": _xor,

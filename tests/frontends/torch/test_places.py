@@ -1,0 +1,104 @@
+"""Entries at places that each example computes: the largest k, masks of them, and what is put or added there.
+
+Each network computes what torch computes, and its clipped gradients are those of torch, example by example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import lipcompile
+from lipcompile import InputError
+from tests.frontends.torch.test_computed_parameters import TOKENS, WIDTH, Net, examples, held_to_torch
+from tests.nights import by_day
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:the output does not depend on")]
+
+
+def experts(h: Tensor) -> Tensor:
+    """Weights of the three largest, zero for the others."""
+    values, places = h.topk(3, -1)
+    return torch.zeros_like(h).scatter(-1, places, values.softmax(-1)) * h
+
+
+def hidden(h: Tensor) -> Tensor:
+    """An attention to the three largest scores."""
+    values, places = h.topk(3, -1)
+    return torch.full_like(h, float("-inf")).scatter(-1, places, values).softmax(-1)
+
+
+def written_over(h: Tensor) -> Tensor:
+    mask = torch.zeros_like(h)
+    mask.scatter_(-1, h.topk(2, -1).indices, 1.0)
+    return h * mask
+
+
+def smallest(h: Tensor) -> Tensor:
+    places = h.topk(2, -1, largest=False).indices
+    return h * h.square().gather(-1, places).sum(-1, keepdim=True)
+
+
+USES: dict[str, Callable[[Tensor], Tensor]] = {
+    "experts": experts,
+    "hidden": hidden,
+    "written over": written_over,
+    "smallest": smallest,
+    "over others": lambda h: h.square().scatter(-1, h.topk(2, -1).indices, h[..., :2].exp()),
+    "added": lambda h: h.scatter_add(-1, h.topk(2, -1).indices, h[..., :2]),
+    "added twice": lambda h: h.scatter_add(-1, (h[..., :2] > 0).long(), h[..., :2].exp()),
+    "in another order": lambda h: h.gather(-1, h.square().argsort(-1)),
+    "sorted with another": lambda h: (h * 2).tanh().gather(-1, h.sort(-1, descending=True).indices),
+    "one hot": lambda h: h * F.one_hot(h.argmax(-1), WIDTH).float(),
+}
+
+
+@pytest.mark.parametrize("name", by_day(("experts", "hidden", "added twice", "in another order"), USES))
+def test_entries_at_computed_places_are_clipped_example_by_example(name: str) -> None:
+    net, x = Net(lambda _, h: USES[name](h)), examples(TOKENS, WIDTH)
+    held_to_torch(net, lipcompile.private(net, x, bounds="clip"), x)
+
+
+class Chosen(nn.Module):
+    """The two largest entries as a mask, and a layer that begins as nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        nn.init.zeros_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x).scatter(-1, x.topk(2, -1).indices, 1.0) + self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_of_equal_entries_as_many_are_chosen_as_there_are_places() -> None:
+    """Torch says nothing of their order; here the first ones are taken."""
+    module = lipcompile.private(Chosen(), (WIDTH,), bounds="clip")
+    x = torch.tensor([[0.0, 0, 0, 0, 0, 0], [1, 2, 1, 1, 0, 0], [3, 3, 5, 3, 3, 5], [-1, 0, -1, -1, -1, -1]])
+    wanted = torch.tensor([[1.0, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 1], [1, 1, 0, 0, 0, 0]])
+    torch.testing.assert_close(module(x).detach(), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h: h.scatter(-1, (h[..., :2] > 0).long(), h[..., :2]),  # both may be put at one place
+        lambda h: h.gather(0, h.topk(2, 0).indices[:1].expand_as(h)),
+        lambda h: h.scatter(0, torch.zeros_like(h).long(), h),
+        lambda h: h.scatter_reduce(-1, h.topk(2, -1).indices, h[..., :2], "amax"),
+    ],
+)
+def test_what_has_no_one_meaning_or_crosses_the_batch_is_refused(function: Any) -> None:
+    with pytest.raises(InputError, match=r"LIP1\d\d"):
+        lipcompile.private(Net(lambda _, h: function(h)), examples(TOKENS, WIDTH), bounds="clip")
+
+
+def test_theorems_do_not_cross_places() -> None:
+    with pytest.raises(InputError, match="LIP110"):
+        lipcompile.private(Net(lambda _, h: experts(h)), examples(TOKENS, WIDTH), bounds="theorem")
