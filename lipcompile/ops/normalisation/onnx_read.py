@@ -159,7 +159,8 @@ def local_response(context: Context, node: OnnxNode) -> Value:
 def batch_normalization(context: Context, node: OnnxNode) -> Value:
     """With fixed statistics: a frozen scale s = γ/√(v + ε) and shift β - s·μ.
 
-    Foldable normalisations were already folded into the layer before them when that layer was imported.
+    Foldable normalisations were already folded into the layer before them when that layer was imported. Where all
+    is clipped, what is trained of γ and β is a parameter.
     """
     refuse_training(node)
     operand, names = context.tensor(node), ("the scale", "the bias", "the mean", "the variance")
@@ -170,12 +171,17 @@ def batch_normalization(context: Context, node: OnnxNode) -> Value:
     if len(arrays) != len(names) or any(array.shape != channels for array in arrays):
         raise Refusal("LIP102", f"the statistics of BatchNormalization do not fit {list(shape_of(operand))}")
     gamma, beta, mean, variance = (array.astype(np.float64) for array in arrays)
+    parameters = context.parameters
+    trains = parameters.options.bounds == "clip" and any(map(parameters.is_trained, filter(None, found[:2])))
+    if trains:
+        gamma, beta = np.ones_like(gamma), np.zeros_like(beta)
     with np.errstate(all="ignore"):
         factors = gamma / np.sqrt(variance + float(node.number("epsilon", EPSILON)))
         moved = beta - factors * mean
     behind = (1,) * (len(shape_of(operand)) - axis - 1)
-    scaled = factored(context, node, operand, _frozen(factors, behind), frozen=True)
-    return scaled if scaled.shape is None else shift(context, node, scaled, _frozen(moved, behind), frozen=True)
+    made = factored(context, node, operand, _frozen(factors, behind), frozen=True)
+    made = made if made.shape is None else shift(context, node, made, _frozen(moved, behind), frozen=True)
+    return affine(context, node, made, channels, (*channels, *behind)) if trains else made
 
 
 def _frozen(array: Array, behind: Shape) -> Known:

@@ -342,3 +342,24 @@ def test_numbers_are_constants_of_theorems_and_trained_by_clips() -> None:
 
     assert len(told("theorem")) == 1
     assert told("clip") == []
+
+
+class Statistics(nn.Module):
+    """A batch normalisation in evaluation mode that no layer before it takes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.head = nn.BatchNorm1d(TOKENS), nn.Linear(TOKENS * WIDTH, 3)
+        for tensor in (self.norm.weight, self.norm.bias, self.norm.get_buffer("running_mean")):
+            nn.init.normal_(tensor)
+        nn.init.uniform_(self.norm.get_buffer("running_var"), 0.5, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.norm(x)).flatten(1))  # type: ignore[no-any-return]
+
+
+def test_factors_of_fixed_statistics_are_trained() -> None:
+    """They were constants, without a word."""
+    net, x = Statistics().eval(), examples(TOKENS, WIDTH)
+    held_to_torch(net, private(net, x), x)
