@@ -11,6 +11,7 @@ import torch
 from lipcompile_torch.train.data import DataError
 from lipcompile_torch.train.ledger import read_ledger
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 import lipcompile
 from lipcompile.__main__ import run
@@ -29,23 +30,23 @@ def net(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
 
 
-class FactorisationMachine(nn.Module):
-    """The stored matrix is used plain and squared: no layer does that."""
+class Squared(nn.Module):
+    """The stored kernel is used plain and squared: no layer does that."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.v, self.linear = nn.Parameter(torch.randn(8, 4)), nn.Linear(8, 2)
+        self.kernel, self.linear = nn.Parameter(torch.randn(2, 1, 3)), nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        pairs = (x @ self.v).square() - x.square() @ self.v.square()
-        found: Tensor = self.linear(x) + pairs.sum(1, keepdim=True)
+        plain, squared = (F.conv1d(x[:, None], kernel) for kernel in (self.kernel, self.kernel.square()))
+        found: Tensor = self.linear(x) + (plain * squared).sum(2)
         return found
 
 
 @pytest.mark.parametrize(("bounds", "is_named"), [("auto", True), ("clip", True), ("theorem", False)])
 def test_the_way_to_train_what_no_rule_covers_is_named(bounds: Any, is_named: bool) -> None:
     with pytest.raises(InputError) as refused:
-        lipcompile.private(FactorisationMachine(), [8], bounds=bounds)
+        lipcompile.private(Squared(), [8], bounds=bounds)
     assert ("PrivacyEngine.make_private_by_clipping" in str(refused.value)) == is_named
     with pytest.raises(InputError) as mixes:
         lipcompile.private(nn.Sequential(nn.Linear(8, 2), nn.BatchNorm1d(2)), [8], bounds=bounds)

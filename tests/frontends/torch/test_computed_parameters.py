@@ -138,6 +138,7 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "where": highway,
     "weight norm": normalised,
     "mask": sparse,
+    "factorisation machine": lambda net, h: (h @ net.w).square() - h.square() @ net.w.square(),
     "temperature": lambda net, h: h * net.t + net.t,
     "quotient": lambda net, h: h / net.t.exp() + net.t.square() * h.square(),
     "number of no axes": lambda net, h: h * net.t.squeeze(0) - net.t.squeeze(0).cos(),
