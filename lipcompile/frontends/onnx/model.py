@@ -134,7 +134,7 @@ class _Import:
         if self.context is None or self.options.bounds not in ("clip", "auto") or (repairs and repairs.unties):
             return frozenset()
         parameters, is_whole = self.context.parameters, self.graph is not None
-        constants = parameters.constants() if is_whole and self.options.bounds == "clip" else []
+        constants = parameters.constants() if is_whole else []
         return frozenset((*parameters.several, *constants))
 
     def again(self, names: frozenset[str]) -> _Import | None:
@@ -167,6 +167,10 @@ class _Import:
         if numbers := [f"`{name}`" for name in context.parameters.constants() if name in single]:
             message = f"{', '.join(numbers)}: one number that scales or shifts is a constant, and is not trained"
             help_line = "use a parameter with a number for each channel, if it is to be trained"
+            self.builder.diagnostics.append(Diagnostic("LIP123", message, help_line, Severity.WARNING))
+        if held := [f"`{name}`" for name in context.parameters.held() if name not in single]:
+            message = f"{', '.join(held)}: what limits, divides or fills in is a constant, and is not trained"
+            help_line = "use --bounds clip, under which it is trained, or a buffer, if it is to be a constant"
             self.builder.diagnostics.append(Diagnostic("LIP123", message, help_line, Severity.WARNING))
         return self.builder.finish(output, self._loss())
 

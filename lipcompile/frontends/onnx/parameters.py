@@ -142,6 +142,10 @@ class Parameters:
         trained = frozenset() if self.frozen is None else self.stored - self.frozen
         return sorted(trained - (self._met - self._numbers) - self._cut.keys())
 
+    def held(self) -> list[str]:
+        """Return those of `constants` that are used as they are; others are parts of what is trained."""
+        return [name for name in self.constants() if name in self._held]
+
     def hold(self, known: Known) -> None:
         """Note that a constant is used as it is, and not trained; raises Refusal if it is trained elsewhere.
 

@@ -199,9 +199,13 @@ class _Rewriting:
         made.metadata_props.extend(like.metadata_props)
         return made
 
+    def _fresh(self, name: str) -> str:
+        """Return a name like this one that no tensor of the model has."""
+        return self._fresh(f"{name}/") if name in self.items else name
+
     def _write(self, like: NodeProto, op_type: str, inputs: Sequence[str], output: str = "", **given: Any) -> str:
         """Add a node, and return its output."""
-        output = output or f"{like.output[0]}/{len(self.nodes)}"
+        output = output or self._fresh(f"{like.output[0]}/{len(self.nodes)}")
         self.nodes.append(self._node(like, op_type, inputs, output, **given))
         return output
 
@@ -215,9 +219,10 @@ class _Rewriting:
         import numpy as np
         from onnx import numpy_helper
 
-        made = numpy_helper.from_array(np.array([*numbers], dtype=np.int64), f"sizes/{len(self.sizes)}")
+        name = self._fresh(f"sizes/{len(self.sizes)}")
+        made = numpy_helper.from_array(np.array([*numbers], dtype=np.int64), name)
         self.sizes.append(made)
-        return str(made.name)
+        return name
 
     def _shaped(self, like: NodeProto, name: str, shape: Sequence[int], output: str = "") -> str:
         """Reshape a tensor with the batch in front to [B, *shape]."""
@@ -309,11 +314,11 @@ class _Rewriting:
     def _affine(self, node: NodeProto) -> None:
         """A·B + C as nodes of their own."""
         given, (left, right, *added) = _attributes(node), node.input
-        output, product = node.output[0], f"{node.output[0]}/product"
+        output, product = node.output[0], self._fresh(f"{node.output[0]}/product")
         if given.get("transA", 0) or given.get("alpha", 1) != 1 or given.get("beta", 1) != 1:
             raise _NoFormError
         if given.get("transB", 0):
-            turned = f"{output}/turned"
+            turned = self._fresh(f"{output}/turned")
             self.items[turned] = Known(self._array_of(right).T)
             self._rewrite(self._node(node, "Transpose", [right], turned, perm=[1, 0]))
             right = turned

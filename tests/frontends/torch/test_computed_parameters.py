@@ -336,6 +336,16 @@ def test_a_mask_leaves_the_bias_trained() -> None:
     )
 
 
+def test_what_is_held_is_told_by_theorems_and_trained_by_auto() -> None:
+    def told(bounds: Any) -> list[str]:
+        options = {"loss": "cross_entropy", "bounds": bounds, "input_norm": 1}
+        found = from_module(Net(USES["limits"]), examples(TOKENS, WIDTH), **options)
+        return [d.message for d in found.diagnostics if d.code == "LIP123" and "`p`:" in d.message]
+
+    assert len(told("theorem")) == 1
+    assert told("clip") == told("auto") == []
+
+
 def test_numbers_are_constants_of_theorems_and_trained_by_clips() -> None:
     def told(bounds: Any) -> list[str]:
         found = from_module(Net(USES["temperature"]), examples(TOKENS, WIDTH), loss="cross_entropy", bounds=bounds)
