@@ -274,7 +274,7 @@ class _Rewriting:
             self._affine(node)
         elif node.op_type == "MatMul" and not others:
             self._multiply_examples(node, rank, place)
-        elif node.op_type == "PRelu" and not others:
+        elif node.op_type == "PRelu" and not others and node.input[0] not in self.lifted:
             self._slope(node, self._aligned(node, node.input[1], rank, place))
         elif node.op_type in _OF_ENTRIES and not others:
             self._again(node, [self._aligned(node, name, rank, place) for name in node.input])

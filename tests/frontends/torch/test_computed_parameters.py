@@ -374,3 +374,14 @@ def test_factors_of_fixed_statistics_are_trained() -> None:
     """They were constants, without a word."""
     net, x = Statistics().eval(), examples(TOKENS, WIDTH)
     held_to_torch(net, private(net, x), x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*constant folding")
+def test_files_are_read_in_the_same_way(tmp_path: Path) -> None:
+    net, x, file = Net(gate).eval(), examples(TOKENS, WIDTH), tmp_path / "net.onnx"
+    open_batch: dict[str, Any] = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
+    torch.onnx.export(net, (x,), str(file), dynamo=False, **open_batch)
+    path = lipcompile.compile(str(file), tmp_path / "net.py", loss="cross_entropy", bounds="clip")
+    module: Any = instantiate(path, path.read_text(encoding="utf-8"))
+    torch.testing.assert_close(module(x), net(x), rtol=1e-4, atol=1e-5)
+    assert "p.bias" in module.bounds
