@@ -169,7 +169,7 @@ class _Import:
             help_line = "use a parameter with a number for each channel, if it is to be trained"
             self.builder.diagnostics.append(Diagnostic("LIP123", message, help_line, Severity.WARNING))
         if held := [f"`{name}`" for name in context.parameters.held() if name not in single]:
-            message = f"{', '.join(held)}: what limits, divides or fills in is a constant, and is not trained"
+            message = f"{', '.join(held)}: constants that limit, divide or fill in are not trained"
             help_line = "use --bounds clip, under which it is trained, or a buffer, if it is to be a constant"
             self.builder.diagnostics.append(Diagnostic("LIP123", message, help_line, Severity.WARNING))
         return self.builder.finish(output, self._loss())
