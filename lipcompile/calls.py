@@ -434,7 +434,7 @@ def _emitted(
     if not derivation.ok:
         raise InputError(derivation.diagnostics, derivation.source.text)
     for found in derivation.diagnostics:
-        if found.severity == Severity.WARNING:
+        if found.severity == Severity.WARNING or found.code == "LIP215":  # the outputs are others
             warnings.warn(told(found), UserWarning, 3)
     strategy, training = noise_strategy(planned(loaded)), planned_training(loaded)
     text = find().emit(derivation, noise_strategy=strategy, training=training)

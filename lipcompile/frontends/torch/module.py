@@ -122,6 +122,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     hides = options.bounds in ("clip", "auto") and options.repairs is None
     rows = padded(module) if hides else {}
     try:
+        _refuse_kept_statistics(module)
         with without_rows_of_padding(rows), noted() as seen:
             module, program, taken = traced_in_numbers(module, examples, options)
         is_open = has_open_batch(program)
@@ -169,6 +170,19 @@ def _size(module: Module) -> int:
     """Return how many bytes the parameters and buffers of a module take."""
     stored = (*module.parameters(), *module.buffers())
     return sum(tensor.numel() * tensor.element_size() for tensor in stored)
+
+
+def _refuse_kept_statistics(module: Module) -> None:
+    """Raise Untraceable for an instance normalisation that is in training mode and keeps statistics of the data."""
+    from torch.nn.modules.instancenorm import _InstanceNorm
+
+    for name, part in module.named_modules():
+        if isinstance(part, _InstanceNorm) and part.training and part.track_running_stats:
+            message = (
+                f"`{name}` stores statistics of the examples, without noise, which it normalises by in evaluation "
+                "mode: leave track_running_stats out"
+            )
+            raise untraceable("LIP101", message, "", None)
 
 
 def _refuse_numbers_of_batch(one: Graph, other: Graph | None, program: ExportedProgram) -> None:

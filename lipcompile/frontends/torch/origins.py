@@ -20,6 +20,7 @@ from lipcompile.core.derivation import Source
 from lipcompile.diagnostics import InputError, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.frontends.torch.computed import computed_weights
 from lipcompile.frontends.torch.module import ModuleRun, examples_of, frozen, original_run, traced_in_numbers
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
 from lipcompile.frontends.torch.tracing import Untraceable
@@ -28,6 +29,10 @@ from lipcompile.frontends.torch.translation import translated
 Array = NDArray[Any]
 # Whole numbers below these are exact in the numbers of a module.
 _EXACT = {"float64": 2**24, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
+_NO_WAY_BACK = (
+    "write the weight into your module, and remove what computes it, before `private` reads it; or deploy the "
+    "private module as it is, by lipcompile.export_onnx"
+)
 _HELP = "give the module, the example and the options that the trained module was made from"
 
 
@@ -83,12 +88,18 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
     if not stored:
         raise _foreign("the module trains no parameter")
     loaded = reading.loaded({})
-    found = reading.numbered(stored)
+    try:
+        found = reading.numbered(stored)
+    except InputError:  # numbers in place of weights have no such functions, as of their norms
+        for told in computed_weights(traced_module, model, loaded):
+            raise input_error("LIP523", told.message, _NO_WAY_BACK) from None
+        raise
     entries = np.concatenate([[0.0], *(array.ravel() for array in stored.values())])
     for name, array in _weights(loaded).items():
         first, second = found[name]
         if not np.array_equal(entries[first] + entries[second], array):
-            raise _foreign(f"`{name}` is computed from several weights, as by a folded normalisation")
+            message = f"`{name}` is computed from several weights, as by a folded normalisation"
+            raise input_error("LIP523", message, _NO_WAY_BACK)
     sizes = {name: array.size for name, array in stored.items()}
     return Origins(sizes, found, loaded, original_run(traced_module, taken, model))
 

@@ -25,6 +25,7 @@ def rewritten() -> Iterator[None]:
             (torch, _einsum),
             (functional, _rrelu),
             (functional, _embedding_bag),
+            (functional, _instance_norm),
             (functional, _scaled_dot_product_attention),
         ):
             name = write.__name__.removeprefix("_")
@@ -91,6 +92,16 @@ def _embedding_bag(given: Mapping[str, Any]) -> Tensor | None:
         return rows.masked_fill(~kept, -math.inf).amax(1).masked_fill(count == 0, 0.0)
     total: Tensor = (rows * kept).sum(1)
     return total if mode == "sum" else total / count.clamp(min=1)
+
+
+def _instance_norm(given: Mapping[str, Any]) -> Tensor | None:
+    """By stored statistics, which are one for all examples, it is a batch normalisation in evaluation mode."""
+    from torch.nn.functional import batch_norm
+
+    if given["use_input_stats"]:
+        return None
+    stored = (given[name] for name in ("input", "running_mean", "running_var", "weight", "bias"))
+    return batch_norm(*stored, training=False, eps=given["eps"])
 
 
 def _scaled_dot_product_attention(given: Mapping[str, Any]) -> Tensor | None:

@@ -15,21 +15,29 @@ from lipcompile.ops.table import OP_BY_NAME
 # Losses that are one with a log-softmax before them; `analysis.canonical` joins them.
 _OF_LOG_PROBABILITIES = ("nll", "cross_entropy", "token_cross_entropy", "pixel_cross_entropy")
 
+# Losses of any outputs, such as probabilities.
+_OF_OUTPUTS = ("own", "squared_error", "mean_squared_error", "absolute_error", "huber", "smooth_l1")
+
 
 def softmax(context: Context, node: OnnxNode) -> Value:
-    """Softmax inside a network; at the output it belongs to the loss."""
-    if any(output in context.outputs for output in node.outputs):
+    """Softmax inside a network; at the output it belongs to a loss of logits."""
+    if _is_last(context, node):
         raise _ends_in(node, "remove it, as `lipcompile fix` does: the loss contains it")
     return _along_axis(context, node, "softmax")
 
 
 def log_softmax(context: Context, node: OnnxNode) -> Value:
     """Log-softmax inside a network, or before a loss that takes it in."""
-    if any(output in context.outputs for output in node.outputs) and context.loss not in _OF_LOG_PROBABILITIES:
+    if _is_last(context, node) and context.loss not in _OF_LOG_PROBABILITIES:
         raise _ends_in(
             node, "declare the loss that takes its output, --loss nll, or remove it, as `lipcompile fix` does"
         )
     return _along_axis(context, node, "log_softmax")
+
+
+def _is_last(context: Context, node: OnnxNode) -> bool:
+    """Whether a node makes the output, for no loss that is known to take other numbers than logits."""
+    return context.loss not in _OF_OUTPUTS and any(output in context.outputs for output in node.outputs)
 
 
 def _ends_in(node: OnnxNode, help_line: str) -> Refusal:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import lipcompile
+from lipcompile import InputError
 from tests.nights import by_day
 
 pytestmark = pytest.mark.slow
@@ -249,3 +250,13 @@ def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
     lipcompile.load_trained(module, tmp_path, [4], bounds="clip")
     right = (outputs(module, torch.from_numpy(x)).argmax(1).numpy() == y).mean()
     assert right == pytest.approx(result.test_accuracy)
+
+
+def test_a_weight_that_is_computed_has_no_way_back_and_is_named() -> None:
+    """A norm of numbers of entries is 0 somewhere, and dividing by it gave NaN, of which the error spoke."""
+    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+    with pytest.warns(UserWarning, match="LIP122"):
+        private = lipcompile.private(module, [4], bounds="clip")
+    with pytest.raises(InputError, match=r"`0\.weight` is trained as it is, and not by its parametrisation") as no:
+        lipcompile.load_trained(module, private, [4])
+    assert "remove what computes it" in str(no.value)

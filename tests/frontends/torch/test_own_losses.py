@@ -182,6 +182,30 @@ def test_what_cannot_be_computed_of_one_example_names_the_line() -> None:
         module.criterion(module(X), Y)
 
 
+@pytest.mark.parametrize(
+    ("last", "loss", "targets"),
+    [
+        (nn.LogSoftmax(1), nn.KLDivLoss(reduction="batchmean"), torch.full((6, 3), 1 / 3)),
+        (nn.Softmax(1), nn.MSELoss(), torch.eye(3)[Y]),
+        (nn.Softmax(1), lambda p, y: -p.gather(1, y[:, None]).log().mean(), Y),
+    ],
+    ids=["divergence", "Brier", "own"],
+)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_probabilities_have_losses_that_take_no_logits(last: nn.Module, loss: Any, targets: Tensor) -> None:
+    module = nn.Sequential(net(), last)
+    made = lipcompile.private(module, [4], loss=loss, bounds="clip")
+    torch.testing.assert_close(made(X), module(X))
+    torch.testing.assert_close(made.criterion(made(X), targets) / 6, loss(module(X), targets))
+
+
+def test_the_logits_that_a_log_softmax_leaves_are_told_of() -> None:
+    module = nn.Sequential(net(), nn.LogSoftmax(1))
+    with pytest.warns(UserWarning, match="the module returns the logits"):
+        made = lipcompile.private(module, [4], loss=nn.NLLLoss(), bounds="clip")
+    torch.testing.assert_close(made(X).log_softmax(1), module(X))
+
+
 def test_targets_are_what_the_function_takes() -> None:
     def both(output: Tensor, target: Any) -> Tensor:
         return F.cross_entropy(output[:, :2], target["kind"]) + F.mse_loss(output[:, 2], target["size"])

@@ -135,3 +135,14 @@ def test_torch_has_its_functions_again() -> None:
     for function in (FUNCTIONS["distances"], OF_BATCH["slopes that are drawn"]):
         from_module(Numbers(function).eval(), (6,), bounds="clip")
     assert (torch.cdist, F.rrelu, F.embedding_bag) == before
+
+
+def test_an_instance_normalisation_by_stored_statistics_is_a_batch_normalisation() -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.InstanceNorm2d(2, affine=True, track_running_stats=True)
+    module = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), norm, torch.nn.Flatten(), torch.nn.Linear(18, 3))
+    x = torch.randn(6, 1, 5, 5)
+    module(x)
+    with pytest.raises(InputError, match=r"`1` stores statistics of the examples.* leave track_running_stats out"):
+        lipcompile.private(module, x, bounds="clip")
+    torch.testing.assert_close(lipcompile.private(module.eval(), x, bounds="clip")(x), module(x))
