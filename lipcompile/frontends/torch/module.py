@@ -72,7 +72,9 @@ def load(reference: str, options: ModelOptions) -> Loaded:
 def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
     """Trace a module on an example: a tensor [B, …], several of them, or the shape of one example."""
     if not isinstance(module, Module):
-        raise input_error("LIP022", f"an object of type {type(module).__qualname__} is no torch.nn.Module")
+        kind = "a class" if isinstance(module, type) else f"an object of type {type(module).__qualname__}"
+        help_line = "call it, and give what it returns" if callable(module) else ""
+        raise input_error("LIP022", f"{kind} is no torch.nn.Module", help_line)
     kind = type(module)
     loaded = _loaded(
         module, examples_of(example), kind.__name__, f"{kind.__module__}.{kind.__qualname__}", options
@@ -173,7 +175,7 @@ def _size(module: Module) -> int:
 
 
 def _refuse_kept_statistics(module: Module) -> None:
-    """Raise Untraceable for an instance normalisation that is in training mode and keeps statistics of the data."""
+    """Raise Untraceable for an instance normalisation in training mode that keeps statistics of the data."""
     from torch.nn.modules.instancenorm import _InstanceNorm
 
     for name, part in module.named_modules():

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import embedding, leaky_relu, scaled_dot_product_attention
+from torch.nn.modules import transformer
 
 
 @contextmanager
 def rewritten() -> Iterator[None]:
     """Trace distances, products, leaky slopes, bags of rows and attention of one head as what they consist of."""
     with ExitStack() as stack:
+        stack.enter_context(patch.object(transformer, "_detect_is_causal_mask", _is_said_to_be_causal))
         for home, write in (
             (torch, _cdist),
             (torch, _einsum),
@@ -45,6 +47,11 @@ def _instead(original: Callable[..., Tensor], write: Callable[[Mapping[str, Any]
         return original(*args, **kwargs) if made is None else made
 
     return call
+
+
+def _is_said_to_be_causal(_mask: Tensor | None, is_causal: bool | None = None, _size: int | None = None) -> bool:
+    """Return the hint that the caller gave; torch looks at the mask without one, which is a branch on numbers."""
+    return is_causal is True
 
 
 def _any(*tensors: Any, **named: Any) -> None:
@@ -100,8 +107,8 @@ def _instance_norm(given: Mapping[str, Any]) -> Tensor | None:
 
     if given["use_input_stats"]:
         return None
-    stored = (given[name] for name in ("input", "running_mean", "running_var", "weight", "bias"))
-    return batch_norm(*stored, training=False, eps=given["eps"])
+    names = ("input", "running_mean", "running_var", "weight", "bias", "eps")
+    return batch_norm(**{name: given[name] for name in names})
 
 
 def _scaled_dot_product_attention(given: Mapping[str, Any]) -> Tensor | None:

@@ -146,3 +146,27 @@ def test_an_instance_normalisation_by_stored_statistics_is_a_batch_normalisation
     with pytest.raises(InputError, match=r"`1` stores statistics of the examples.* leave track_running_stats out"):
         lipcompile.private(module, x, bounds="clip")
     torch.testing.assert_close(lipcompile.private(module.eval(), x, bounds="clip")(x), module(x))
+
+
+class Continued(torch.nn.Module):
+    """A language model of torch's encoder, which compares its mask with the causal one if it is given no hint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        found: Tensor = self.encoder(x, mask=mask)
+        return found
+
+
+def test_a_causal_mask_without_a_hint_stays() -> None:
+    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    module = Continued()
+    private = lipcompile.private(module, x, loss=lambda y, _: y.square().sum(), bounds="clip")
+    torch.testing.assert_close(private(x), module(x))
+    later = torch.cat([x[:, :4], x[:, 4:] + 1], 1)
+    torch.testing.assert_close(private(later)[:, :4], private(x)[:, :4])
