@@ -137,6 +137,10 @@ class Parameters:
         """Whether a constant is made of what is trained, where that is known."""
         return self.frozen is not None and bool(known.sources - self.frozen)
 
+    def is_fixed(self, known: Known) -> bool:
+        """Whether a constant is known to be made of nothing that is trained."""
+        return self.frozen is not None and not known.sources - self.frozen
+
     def constants(self) -> list[str]:
         """Return the stored tensors that the model trains, where that is known, and that became constants here."""
         trained = frozenset() if self.frozen is None else self.stored - self.frozen

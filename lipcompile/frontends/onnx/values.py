@@ -40,6 +40,8 @@ _ARITHMETIC = """
     Trilu Where Xor
 """
 ARITHMETIC = frozenset(_ARITHMETIC.split())
+# What stands for the infinite numbers of masks: behind a softmax it is as good as they are.
+LARGEST = 2.0**127
 DIFFERS = "a number is computed from the batch size: it differs from batch to batch"
 OF_BATCH = "write a number of your own in its place: training divides by the expected size of a batch"
 

@@ -24,7 +24,17 @@ from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DIRECTIONS
 from lipcompile.frontends.onnx.sizes import OWN, has_batch
-from lipcompile.frontends.onnx.values import Extreme, Item, Known, OwnPlaces, Strided, floats, integers, scalar
+from lipcompile.frontends.onnx.values import (
+    LARGEST,
+    Extreme,
+    Item,
+    Known,
+    OwnPlaces,
+    Strided,
+    floats,
+    integers,
+    scalar,
+)
 from lipcompile.ops.activation.rules import FullSort
 from lipcompile.ops.embedding.onnx_read import joined
 from lipcompile.ops.linear.onnx_read import times
@@ -77,7 +87,11 @@ def _is_whole(known: Known) -> bool:
 
 
 def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
-    """Add a constant that is the same for every example."""
+    """Add a constant that is the same for every example; infinite numbers of a mask become large ones."""
+    import numpy as np
+
+    if context.parameters.is_fixed(known) and bool(np.isinf(known.array).any()):
+        known = replace(known, array=np.clip(known.array, -LARGEST, LARGEST).astype(known.array.dtype))
     operand, aligned = fitted(context, node, operand, known)
     shape, name = BiasShape(tuple(aligned.array.shape)), f"{node.name}_shift" if node.reads else node.name
     return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], name, frozen=_is_whole(known))

@@ -32,7 +32,7 @@ from lipcompile.frontends.onnx.layout import FIRST, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import seeded
 from lipcompile.frontends.onnx.sizes import has_batch
-from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH, Known, scalar
+from lipcompile.frontends.onnx.values import DIFFERS, LARGEST, OF_BATCH, Known, scalar
 from lipcompile.ops.linear.onnx_read import fixed
 from lipcompile.ops.linear.rules import DENSE_TRANSPOSE, Dense
 from lipcompile.ops.merge.rules import MAXIMUM, PRODUCT, SUM, Sum
@@ -51,8 +51,6 @@ _OF_TRUTHS = (
     *("reshape", "flatten", "transpose", "expand", "slice", "gather", "concat"),
     *("maximum", "minimum", "multiply"),
 )
-# What stands for the infinite numbers of masks: behind a softmax it is as good as they are.
-LARGEST = 2.0**127
 
 
 def instead(context: Context, node: OnnxNode) -> Value | None:

@@ -170,3 +170,31 @@ def test_a_causal_mask_without_a_hint_stays() -> None:
     torch.testing.assert_close(private(x), module(x))
     later = torch.cat([x[:, :4], x[:, 4:] + 1], 1)
     torch.testing.assert_close(private(later)[:, :4], private(x)[:, :4])
+
+
+class Padded(Continued):
+    """The same with a mask of padding: both masks hold infinite numbers, and are added."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        found: Tensor = self.encoder(x, mask=mask, src_key_padding_mask=x[:, :, 0] > 1)
+        return found
+
+
+def test_infinite_numbers_of_a_mask_that_is_added_are_large_ones() -> None:
+    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)).clamp(max=1)
+    x[0, 2, 0] = x[1, 4, 0] = 2.0  # the first token is there, so no row is hidden as a whole
+    module = Padded()
+    private = lipcompile.private(module, x, loss=lambda y, _: y.square().sum(), bounds="clip")
+    torch.testing.assert_close(private(x), module(x))
+
+
+def test_a_weight_that_is_infinite_is_refused() -> None:
+    class Shifted(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.bias
+
+    module = Shifted(2, 2)
+    torch.nn.init.constant_(module.bias, torch.inf)
+    with pytest.raises(InputError, match="LIP304"):
+        lipcompile.private(module, (2,), bounds="clip")
