@@ -158,7 +158,8 @@ class PrivateOptimizer(Singular, Optimizer):
             raise PrivacyError(
                 "a batch was drawn but not used: every batch needs one step(), even an empty one, or "
                 "the accounting does not match the sampling; after an interruption that did not depend "
-                "on the data, call optimizer.abandon_batch() and continue"
+                "on the data, call optimizer.abandon_batch() and continue. To add up the gradients of several "
+                "batches, give the loader a larger one, and make_private max_physical_batch="
             )
         self._clear()
         self._gradients.begin()

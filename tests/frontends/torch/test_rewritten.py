@@ -181,6 +181,7 @@ class Padded(Continued):
         return found
 
 
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
 def test_infinite_numbers_of_a_mask_that_is_added_are_large_ones() -> None:
     x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)).clamp(max=1)
     x[0, 2, 0] = x[1, 4, 0] = 2.0  # the first token is there, so no row is hidden as a whole
