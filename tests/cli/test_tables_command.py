@@ -251,3 +251,15 @@ def test_a_schema_that_is_wrong_is_shown(capsys: Capture) -> None:
     said = refused(f"{TRAIN} --schema wrong.toml", capsys)
     assert "wrong.toml:2:1" in said
     assert "^^^" in said
+
+
+def test_columns_that_are_ignored_are_told_how_numbers_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a comma for the decimal point, all values of a column of numbers are different texts."""
+    rows = "".join(f"{age};{1000 + age},25;{'yes' if age % 2 else 'no'}\n" for age in range(300))
+    (tmp_path / "people.csv").write_text(f"age;income;member\n{rows}")
+    assert run(f"train {tmp_path / 'people.csv'} --target member --epsilon 1") == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "`income`: ignored" in said
+    assert "numbers are read as 1234.5, dates as 2020-01-31" in said

@@ -210,7 +210,8 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         found = guess(run.data, run.target, tokenizer=run.tokenizer)
         unused = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Ignore))
         ignored = (
-            f" ({unused}: ignored: free text without --tokenizer, one value only, or no text, number or date)"
+            f" ({unused}: ignored: free text without --tokenizer, one value only, or no text, number or date; "
+            "numbers are read as 1234.5, dates as 2020-01-31)"
             if unused
             else ""
         )
