@@ -137,7 +137,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_all_ops_in_random_models(tmp_path: Path) -> None:
     missing = {op.name for op in OPS} - attack(tmp_path, range(DEEP))
-    own = ("where", "sign", "hard_shrink", "dot_product_attention", "prelu", "lrn", "matmul", "pointwise")
+    own = ("where", "sign", "hard_shrink", "dot_product_attention", "prelu", "lrn", "matmul", "noise", "pointwise")
     assert missing <= {*UNTRAINED, *own}
 
 

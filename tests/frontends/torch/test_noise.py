@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lipcompile
 from lipcompile.core.backend import program
 from lipcompile.diagnostics import InputError
+from lipcompile.emitters.onnx.emit import to_onnx
 from lipcompile.frontends.options import model_options
 from tests.frontends.onnx.onnx_models import model, node, save
 from tests.torch.clip_nets import clipped, whole
@@ -184,3 +186,21 @@ def test_a_file_draws_what_it_says(tmp_path: Path) -> None:
     options = model_options(loss="cross_entropy", bounds="clip")
     seeded = lipcompile.check(save(model(nodes, ("n", 6), weights), tmp_path), options)
     assert "LIP110" in {one.code for one in seeded.diagnostics}
+
+
+def test_a_written_file_draws_in_training_and_has_the_mean_else() -> None:
+    derivation = lipcompile.from_module(
+        Noisy(lambda h: h + torch.randn_like(h)), (6,), loss="cross_entropy", bounds="clip"
+    )
+    assert derivation.analysis is not None
+    graph = derivation.analysis.graph
+    x, runs = np.zeros((500, 6), np.float32), []
+    for training in (False, True):
+        file = to_onnx(graph, training=training).SerializeToString()
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        runs.append(session.run(None, {session.get_inputs()[0].name: x})[0])
+    calm, drawn = runs
+    assert (calm == calm[0]).all()
+    # 2,000 numbers: five standard errors, which a right draw leaves with a probability of 6e-7 each.
+    assert abs(float((drawn - calm).mean())) < 5 / 2_000**0.5
+    assert abs(float((drawn - calm).std()) - 1) < 5 / 4_000**0.5
