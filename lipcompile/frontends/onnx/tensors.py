@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
@@ -22,12 +26,7 @@ from lipcompile.frontends.onnx.layout import Layout, Placed
 from lipcompile.frontends.onnx.shape_after_refusal import outputs as shapes
 from lipcompile.frontends.onnx.values import Item, Known, Unfinished
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto, TensorProto
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 # Entries of a parameter of which each example may have a copy: 4 MB.
 MOST_ENTRIES = 2**20
 
@@ -193,7 +192,6 @@ class _Rewriting:
 
     def _node(self, like: NodeProto, op_type: str, inputs: Sequence[str], output: str, **given: Any) -> NodeProto:
         """Return a node that stands where `like` does."""
-        from onnx import helper
 
         made = helper.make_node(op_type, inputs, [output], name=like.name, **given)
         made.metadata_props.extend(like.metadata_props)
@@ -216,8 +214,6 @@ class _Rewriting:
 
     def _size(self, numbers: Iterable[int]) -> str:
         """Add whole numbers as a constant, and return its name."""
-        import numpy as np
-        from onnx import numpy_helper
 
         name = self._fresh(f"sizes/{len(self.sizes)}")
         made = numpy_helper.from_array(np.array([*numbers], dtype=np.int64), name)
@@ -258,7 +254,6 @@ class _Rewriting:
 
     def _measure(self, node: NodeProto) -> None:
         """A size of a constant, which stays what it was."""
-        from onnx import numpy_helper
 
         item = self.items.get(node.output[0])
         if not isinstance(item, Known):
@@ -383,7 +378,6 @@ class _Rewriting:
 
     def _entries(self, node: NodeProto) -> None:
         """Places among the first axes, which become one."""
-        import numpy as np
 
         places, shape = self._array(node, 1), self.lifted[node.input[0]].shape
         if places is None or places.ndim == 0 or _attributes(node).get("batch_dims", 0):
@@ -445,7 +439,6 @@ class _Rewriting:
 
 
 def _attributes(node: NodeProto) -> dict[str, Any]:
-    from onnx import helper
 
     return {one.name: helper.get_attribute_value(one) for one in node.attribute}
 

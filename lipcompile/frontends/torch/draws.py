@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tag
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.frontends.torch.tracing import Example, evaluating, traced, untraceable
 from lipcompile.frontends.torch.translation import line_of
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-    from torch.fx import Node
-    from torch.nn import Module
 
 # Operators of normal numbers, whose mean stands for them in evaluation mode.
 _NORMAL = ("randn", "randn_like", "normal", "normal_", "normal_functional")
@@ -50,9 +53,6 @@ def _name(node: Node) -> str:
 
 def _draws(node: Node) -> bool:
     """Whether an operation draws, as it was called, and no module of torch called it."""
-    from torch import Tag
-    from torch._ops import OpOverload
-
     if not isinstance(node.target, OpOverload) or Tag.nondeterministic_seeded not in node.target.tags:
         return False
     callers = [str(kind) for _, kind in node.meta.get("nn_module_stack", {}).values()]
@@ -69,17 +69,15 @@ def _arguments(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
     return given | dict(zip((one.name for one in arguments), args, strict=False)) | dict(kwargs)
 
 
+class _Means(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in _NORMAL:
+            drawn.copy_(torch.as_tensor(_arguments(func, args, kwargs or {}).get("mean", 0.0)))
+        return drawn
+
+
 def means() -> AbstractContextManager[object]:
     """Let torch give the mean of normal numbers, as emitted modules do in evaluation mode, and draw none."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Means(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            drawn = func(*args, **(kwargs or {}))
-            if func.overloadpacket.__name__ in _NORMAL:
-                drawn.copy_(torch.as_tensor(_arguments(func, args, kwargs or {}).get("mean", 0.0)))
-            return drawn
-
-    mode: AbstractContextManager[object] = Means()  # type: ignore[no-untyped-call]
+    mode: AbstractContextManager[object] = _Means()  # type: ignore[no-untyped-call]
     return mode

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
+
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
@@ -88,8 +90,6 @@ def _is_whole(known: Known) -> bool:
 
 def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
     """Add a constant that is the same for every example; infinite numbers of a mask become large ones."""
-    import numpy as np
-
     if context.parameters.is_fixed(known) and bool(np.isinf(known.array).any()):
         known = replace(known, array=np.clip(known.array, -LARGEST, LARGEST).astype(known.array.dtype))
     operand, aligned = fitted(context, node, operand, known)

@@ -247,8 +247,6 @@ def places_in_order(context: Context, node: OnnxNode, operand: Value, count: int
 
     An entry's rank is how many stand before it; of equal ones the first does. Raises Refusal under theorems.
     """
-    import numpy as np
-
     if not _clips(context):
         raise Refusal("LIP100", "places are not Lipschitz")
     *others, size = shape_of(operand)

@@ -7,6 +7,9 @@ from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
+import numpy as np
+from onnx import TensorProto
+
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
@@ -139,8 +142,6 @@ def transpose(context: Context, node: OnnxNode) -> Placed | Value:
 
 def shape(context: Context, node: OnnxNode) -> Known:
     """The sizes, the batch's as a formal number."""
-    import numpy as np
-
     sizes = sizes_of(context, node)
     end = node.attributes.get("end")
     return Known(np.array(sizes[slice(node.integer("start", 0), end)], dtype=np.int64))
@@ -148,8 +149,6 @@ def shape(context: Context, node: OnnxNode) -> Known:
 
 def size(context: Context, node: OnnxNode) -> Known:
     """The number of entries, a multiple of the batch's size."""
-    import numpy as np
-
     entries = prod(sizes_of(context, node))
     if not is_formal(entries):
         raise Refusal("LIP102", "Size is not supported for examples with more than 2^20 entries")
@@ -158,16 +157,12 @@ def size(context: Context, node: OnnxNode) -> Known:
 
 def is_copy(node: OnnxNode) -> bool:
     """Whether a node hands its operand on, but for the precision of floating numbers."""
-    from onnx import TensorProto
-
     floating = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
     return node.op_type == "Identity" or (node.op_type == "Cast" and node.integer("to", 0) in floating)
 
 
 def cast(context: Context, node: OnnxNode) -> Value:
     """Between floating precisions, for the emitted module computes in one of its own; between kinds of tokens."""
-    from onnx import TensorProto
-
     whole = (TensorProto.INT32, TensorProto.INT64)
     if context.builder.holds_tokens(context.tensor(node)):
         if node.integer("to", 0) in whole:
