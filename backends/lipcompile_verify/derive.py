@@ -164,16 +164,11 @@ class Derivation:
             for user, first in self.uses.setdefault(name, [])[:1]:
                 other = self.nodes.get(user, node)
                 alike = (other.op, other.attributes) == (node.op, node.attributes)
-                alike &= other.site.I == node.site.I or (p.constraint == "free" and node.op in OF_ANY_SIZE)
+                of_any_size = node.op in OF_ANY_SIZE and (p.constraint == "free" or node.op == "embedding")
+                alike = alike and (other.site.I == node.site.I or of_any_size)
                 is_matrix = (MATRICES.get(other.op), MATRICES.get(node.op)) == (first, role)
                 is_tied = is_matrix and node.op != "embedding" and len(node.parameters) == 1
-                is_table = (
-                    (other.op, other.attributes) == (node.op, node.attributes) == ("embedding", node.attributes)
-                )
-                require(
-                    alike or is_tied or is_table,
-                    f"{name} is shared with {other.name}, which is a different linear map",
-                )
+                require(alike or is_tied, f"{name} is shared with {other.name}, which is a different linear map")
             self.uses[name].append((node.name, role))
             if p.constraint != "free":  # ‖K‖_F bounds the norm of a convolution by √M times it
                 overlap = getattr(node.site, "overlap", 1) if p.constraint == "frobenius" else 1

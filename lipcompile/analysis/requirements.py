@@ -11,6 +11,7 @@ from fractions import Fraction
 from lipcompile.analysis.depth.loops import loops
 from lipcompile.core.derivation import NOT_REACHED, Requirement, Requirements
 from lipcompile.core.graph import Graph, Node
+from lipcompile.core.record import ConstraintKind
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.numbers import text
 from lipcompile.ops.merge.rules import SUM
@@ -134,10 +135,6 @@ def _parameters(graph: Graph) -> Iterator[Diagnostic]:
         )
 
 
-# Ops whose layer is built for no size of its input.
-_OF_ANY_SIZE = ("bias", "dense", "dense_transpose", "embedding", "prelu", "scale")
-
-
 def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
     """A constraint is certified for one linear map: a weight that two different maps use would escape it.
 
@@ -148,13 +145,10 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes:
         for role, name in node.parameters.items():
             other, first_role = first.setdefault(name, (node, role))
-            if (other.op, other.site) == (node.op, node.site) or _are_tables(other, node):
+            kind = graph.parameters[name].constraint.kind
+            if _is_one_map(other, node, kind):
                 continue
             is_of_reals = len(node.parameters) == 1 and node.op.takes == "reals"
-            kind = graph.parameters[name].constraint.kind
-            alike = (other.op, other.attributes) == (node.op, node.attributes) and node.op.name in _OF_ANY_SIZE
-            if alike and kind == "free":
-                continue
             if not is_of_reals or not other.op.parameter(first_role).may_share(node.op.parameter(role), kind):
                 yield node.diagnostic(
                     "LIP308",
@@ -164,9 +158,12 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
                 )
 
 
-def _are_tables(*nodes: Node) -> bool:
-    """Whether nodes read rows of one table, whose norms are those of its constraint for any number of tokens."""
-    return all(node.op.takes == "tokens" for node in nodes) and len({node.attributes for node in nodes}) == 1
+def _is_one_map(one: Node, other: Node, kind: ConstraintKind) -> bool:
+    """Whether nodes are the same layer; a constraint of rows, or none, holds for operands of several sizes."""
+    if (one.op, one.attributes) != (other.op, other.attributes):
+        return False
+    is_of_any_size = one.op.any_size and (kind == "free" or one.op.takes == "tokens")
+    return one.site == other.site or is_of_any_size
 
 
 def _jumps(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:

@@ -203,6 +203,7 @@ class Op(Generic[A]):
     conditions: what certificates say of how the rules came by their constants; None for nothing.
     draws: whether it draws random numbers in training, with these attributes.
     axes: which axis of the output is which: as in the operand, the channels first, or as the op places them.
+    any_size: whether its layer is built for no size of its operands, so that one may serve operands of several.
     """
 
     name: str
@@ -223,6 +224,7 @@ class Op(Generic[A]):
     conditions: ConditionsRule[A] | None = None
     draws: Callable[[A], bool] = draws_nothing
     axes: AxisOrder = "kept"
+    any_size: bool = False
 
     def parameter(self, role: str) -> ParameterRule[A]:
         """Return the rule of the parameter with this role; raises KeyError."""

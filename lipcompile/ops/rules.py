@@ -102,6 +102,7 @@ def plain(
     conditions: ConditionsRule[Any] | None = None,
     draws: Callable[[Any], bool] = draws_nothing,
     axes: AxisOrder = "kept",
+    any_size: bool = False,
 ) -> AnyOp:
     """Return the record of an op; by default it has no parameters, is 1-Lipschitz and does not enlarge norms."""
     return Op(
@@ -123,6 +124,7 @@ def plain(
         conditions=conditions,
         draws=draws,
         axes=axes,
+        any_size=any_size,
     )
 
 

@@ -119,6 +119,7 @@ OPS: tuple[AnyOp, ...] = (
         lipschitz=None,
         parameters=(replace(stored_rule("table", "rows", table_shape, table_kappa), is_matrix=True),),
         axes="placed",
+        any_size=True,
     ),
     CLASS_TOKEN,
 )

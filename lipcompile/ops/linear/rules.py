@@ -197,6 +197,7 @@ def _dense(name: str, proof: str, weight: Callable[[Dense, tuple[Shape, ...]], S
         ),
         conditions=position_count,
         axes="placed",
+        any_size=True,
     )
 
 
@@ -213,5 +214,6 @@ BIAS = plain(
     parameters=(stored_rule("bias", "ball", lambda attributes, inputs: attributes.size, bias_kappa),),
     dsl=(Spelling("bias"), Spelling("position")),
     conditions=position_count,
+    any_size=True,
 )
 OPS: tuple[AnyOp, ...] = (DENSE, DENSE_TRANSPOSE, BIAS)

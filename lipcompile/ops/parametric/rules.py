@@ -120,6 +120,7 @@ def per_feature(name: str, role: str, gain: NormRule[PerFeature]) -> AnyOp:
         lipschitz=lipschitz,
         reads=("entry",),
         parameters=(stored_rule(role, "box", per_feature_parameter, per_feature_kappa),),
+        any_size=True,
     )
 
 
