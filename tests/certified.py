@@ -12,11 +12,12 @@ from lipcompile.analysis.bounds import derive
 from lipcompile.certificates import document
 from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
-from lipcompile.core.record import Constraint, NoAttributes, Shape
+from lipcompile.core.record import AnyOp, Constraint, NoAttributes, Shape
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.linear.rules import Dense
 from lipcompile.ops.loss.rules import CrossEntropy
-from lipcompile.ops.shape.rules import Reshape
+from lipcompile.ops.pointwise.rules import unbounded
+from lipcompile.ops.shape.rules import ClipNorm, Reshape
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME, OPS
 
 from .attacks.catalogue import LOSS_ATTACKS
@@ -58,6 +59,7 @@ def network_of(case: Case) -> Graph:
         operands = [_dense_to(builder, x, shape) for shape in case.site.inputs]
     choices = {role: ParameterChoice(constraint) for role, constraint in case.constraints.items()}
     y = builder.add(op, case.site.attributes, operands, name="use", parameters=choices)
+    y = bounded(builder, op, y)
     return _finished(builder, _logits(builder, y, (3,)), LossUse(LOSS_BY_NAME["cross_entropy"], CrossEntropy()))
 
 
@@ -66,6 +68,13 @@ def network_of_loss(case: LossCase) -> Graph:
     builder = GraphBuilder("loss")
     x = builder.input("x", (3,), Fraction(case.norm), False, None)
     return _finished(builder, _logits(builder, x, case.shape), LossUse(case.loss, case.attributes))
+
+
+def bounded(builder: GraphBuilder, op: AnyOp, value: Value) -> Value:
+    """Clip what an op without a bound has made: theorems of what follows need one."""
+    if op.norm is not unbounded:
+        return value
+    return builder.add(OP_BY_NAME["clip_norm"], ClipNorm(Fraction(2)), [value], name="bounded")
 
 
 def _dense_to(builder: GraphBuilder, x: Value, shape: Shape) -> Value:

@@ -23,6 +23,7 @@ from ..attacks.catalogue import LOSS_ATTACKS
 from ..attacks.draw import Draw
 from ..attacks.graphs import random_graph
 from ..attacks.instances import cases
+from ..certified import bounded
 
 ONE = Fraction(1)
 SPECTRAL = Constraint("spectral", ONE)
@@ -62,7 +63,7 @@ def one_op(op: str, seed: int, loss: str | None = None) -> Graph | None:
         for role, constraint in case.constraints.items()
     }
     value = builder.add(OP_BY_NAME[op], case.site.attributes, operands, name="used", parameters=choices)
-    return with_loss(builder, value, Draw(rng), loss)
+    return with_loss(builder, bounded(builder, OP_BY_NAME[op], value), Draw(rng), loss)
 
 
 def _operands(builder: GraphBuilder, shapes: tuple[tuple[int, ...], ...], rng: Random) -> list[Value]:
