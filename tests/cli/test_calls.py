@@ -206,3 +206,8 @@ def test_a_sampling_of_the_block_goes_with_the_noise_that_is_asked_for(tmp_path:
             str(source), data(), tmp_path / "run", epsilon=2, delta=1e-3, how={"correlation": {"kind": "blt"}}
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_in_the_shape_of_an_example_is_named() -> None:
+    with pytest.raises(InputError, match=r"no batch, so \(8,\) and not \(1, 8\)"):
+        lipcompile.private(nn.Linear(8, 3), (1, 8), loss="cross_entropy")

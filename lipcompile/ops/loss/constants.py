@@ -25,6 +25,8 @@ def several_classes(attributes: Any, logits: Shape) -> None:
 
 
 def _help_line(logits: Shape) -> str:
+    if len(logits) == 2 and logits[0] == 1 < logits[1]:
+        return "the shape of an example has no batch, so (8,) and not (1, 8); or put flatten before the last dense"
     if len(logits) == 2 and logits[1] > 1:
         return "put flatten before the last dense layer, or use token_cross_entropy if every token has a label"
     if len(logits) == 1:
