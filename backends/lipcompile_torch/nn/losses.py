@@ -367,10 +367,10 @@ def warn_of_mixing(function: Callable[[Tensor, Any], Tensor], output: Tensor, ta
 
     Args:
         function: as that of :func:`own`.
-        output, target: of B examples.
+        output, target: of B >= 2 examples.
         losses: its values for each example alone, [B].
     """
-    if len(output) < 2 or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return
 
     def value() -> Tensor:  # of copies, which the function may write into

@@ -249,12 +249,12 @@ class _Rewriting:
 
     def _in_front(self, like: NodeProto, name: str) -> str:
         """Give a constant operand an axis of size 1 for the batch; return a lifted one as it is."""
-        sizes = (1, *self._shape(name))
-        return name if name in self.lifted else self._write(like, "Reshape", [name, self._size(sizes)])
+        if name in self.lifted:
+            return name
+        return self._write(like, "Reshape", [name, self._size((1, *self._shape(name)))])
 
     def _measure(self, node: NodeProto) -> None:
         """A size of a constant, which stays what it was."""
-
         item = self.items.get(node.output[0])
         if not isinstance(item, Known):
             raise _NoFormError
@@ -358,12 +358,7 @@ class _Rewriting:
         """Along an axis, which is counted from the end now: Concat has one, a softmax the last."""
         rank = len(self.lifted[node.output[0]].shape)
         axis = _attributes(node).get("axis", -1)
-        parts = [
-            name
-            if name in self.lifted
-            else self._write(node, "Reshape", [name, self._size((1, *self._shape(name)))])
-            for name in node.input
-        ]
+        parts = [self._in_front(node, name) for name in node.input]
         self._again(node, parts, axis=axis if axis < 0 else axis - rank)
 
     def _gathered(self, node: NodeProto) -> None:
@@ -378,7 +373,6 @@ class _Rewriting:
 
     def _entries(self, node: NodeProto) -> None:
         """Places among the first axes, which become one."""
-
         places, shape = self._array(node, 1), self.lifted[node.input[0]].shape
         if places is None or places.ndim == 0 or _attributes(node).get("batch_dims", 0):
             raise _NoFormError
@@ -439,7 +433,6 @@ class _Rewriting:
 
 
 def _attributes(node: NodeProto) -> dict[str, Any]:
-
     return {one.name: helper.get_attribute_value(one) for one in node.attribute}
 
 
