@@ -87,6 +87,10 @@ class ModelOptions:
         """Whether something of the model was replaced, so that it does not compute what its original computes."""
         return self.repairs is not None and bool(self.repairs.made)
 
+    def apart(self) -> ModelOptions:
+        """Return the same options with a list of fixes of its own, as an import fills in what it has fixed."""
+        return replace(self, repairs=self.repairs and replace(self.repairs, made=[]))
+
 
 Setting = str | Fraction | Mapping[str, str | Fraction]
 

@@ -71,8 +71,7 @@ def imported(
         options.repairs.prepare(model)
     at = Location(source.path) if source.format == "onnx" else None
 
-    own = options if options.repairs is None else replace(options, repairs=replace(options.repairs, made=[]))
-    first = _Import(model, own, GraphBuilder(source.name), at, frozen, tensors or frozenset())
+    first = _Import(model, options.apart(), GraphBuilder(source.name), at, frozen, tensors or frozenset())
     reading = _with_tensors(first, most=_MOST_READINGS if tensors is None else 0)
     if options.repairs is not None and reading.options.repairs is not None:
         options.repairs.made.extend(reading.options.repairs.made)
@@ -143,10 +142,9 @@ class _Import:
         found = rewritten(self.model, names, self.context.items, self.context.version)
         if found is None:
             return None
-        repairs = self.options.repairs and replace(self.options.repairs, made=[])
         frozen = self.frozen if self.frozen is None else self.frozen | found.sizes
-        options, builder = replace(self.options, repairs=repairs), GraphBuilder(self.builder.name)
-        return _Import(found.model, options, builder, self.at, frozen, found.tensors)
+        builder = GraphBuilder(self.builder.name)
+        return _Import(found.model, self.options.apart(), builder, self.at, frozen, found.tensors)
 
     def _read(self) -> Graph | None:
         """Import every node in order, then the output and the loss."""

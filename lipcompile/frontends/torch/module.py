@@ -130,7 +130,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         is_open = has_open_batch(program)
         loaded, model = imported(program, options.repairs)
         if loaded.graph is not None and not is_open:
-            again = options.repairs and replace(options.repairs, made=[])  # what is fixed is told once
+            again = options.apart().repairs  # what is fixed is told once
             with without_rows_of_padding(rows):
                 other = retraced(module, taken)
             _refuse_numbers_of_batch(loaded.graph, imported(other, again)[0].graph, program)

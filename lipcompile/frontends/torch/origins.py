@@ -82,8 +82,7 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
     except Untraceable as refused:
         raise InputError((refused.diagnostic,)) from None
     own = replace(options, input_shape={}, bounds="clip")
-    kept = own.repairs and replace(own.repairs, made=[])
-    reading = _Reading(own, *onnx_model.settled(model, replace(own, repairs=kept), frozen(module, model)))
+    reading = _Reading(own, *onnx_model.settled(model, own.apart(), frozen(module, model)))
     stored = reading.stored([name for name, _ in module.named_parameters(remove_duplicate=False)])
     if not stored:
         raise _foreign("the module trains no parameter")
@@ -152,10 +151,8 @@ class _Reading:
         for tensor in model.graph.initializer:
             if tensor.name in weights:
                 tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
-        repairs = self.options.repairs and replace(self.options.repairs, made=[])
         source = Source(self.model.graph.name, "", "torch", "")
-        own = replace(self.options, repairs=repairs)
-        loaded = onnx_model.imported(model, source, own, self.fixed, self.tensors)
+        loaded = onnx_model.imported(model, source, self.options.apart(), self.fixed, self.tensors)
         if loaded.graph is None:
             raise InputError(loaded.diagnostics)
         return loaded
