@@ -74,11 +74,22 @@ def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     found = native.sum_of_each(x, axes)
     if found is not None:
         return found
-    parts = torch.split(x, max(_COPIED // max(x[:1].numel(), 1), 1))
-    return torch.cat([part.sum(axes, dtype=torch.float64) for part in parts])
+    if _is_half(x):
+        return torch.cat([sum_of_each(part.float(), axes) for part in _pieces(x)])
+    return torch.cat([part.sum(axes, dtype=torch.float64) for part in _pieces(x)])
 
 
-_COPIED = 2**16  # entries whose copies in float64, which torch makes, stay in a cache
+def _is_half(x: Tensor) -> bool:
+    """Whether entries are in half precision: native code wants them in float32, which holds them exactly."""
+    return x.dtype in (torch.bfloat16, torch.float16)
+
+
+def _pieces(x: Tensor) -> tuple[Tensor, ...]:
+    """Return some examples at a time, whose copies in a wider dtype stay in a cache."""
+    return torch.split(x, max(_COPIED // max(x[:1].numel(), 1), 1))
+
+
+_COPIED = 2**17  # entries
 
 
 def _sum_along(x: Tensor, dim: int) -> Tensor:
@@ -165,8 +176,9 @@ def example_norms(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return found
     if not is_processor(rows.device) or torch.compiler.is_compiling():
         return _row_norms(rows, wide)
-    parts = torch.split(rows, max(_AT_ONCE // max(rows.shape[1], 1), 1))
-    return torch.cat([_row_norms(part.to(torch.float64), wide) for part in parts])
+    if _is_half(rows):
+        return torch.cat([example_norms(part.float()) for part in _pieces(rows)])
+    return torch.cat([_row_norms(part.to(torch.float64), wide) for part in _pieces(rows)])
 
 
 def _row_norms(rows: Tensor, wide: bool) -> Tensor:
@@ -182,9 +194,6 @@ def _row_norms(rows: Tensor, wide: bool) -> Tensor:
     power = power.masked_fill(largest < 2.0**-400, 2.0**600)
     scaled: Tensor = torch.linalg.vector_norm(rows * power[:, None], dim=1)
     return scaled / power
-
-
-_AT_ONCE = 2**18  # entries whose copies in float64, which processors make, stay in a cache
 
 
 def per_example(numbers: Tensor, x: Tensor) -> Tensor:

@@ -46,7 +46,8 @@ class NativeGradients:
     Args:
         code: the kernels.
         plan: of the operands.
-        read, made: operands [B, channels, positions] in float32, of which one of the last two axes has stride 1.
+        read, made: operands [B, channels, positions] in float32 or bfloat16, of which one of the last two axes has
+            stride 1.
     """
 
     def __init__(self, code: ModuleType, plan: Plan, read: Tensor, made: Tensor) -> None:
@@ -160,11 +161,20 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+_READ = (torch.float32, torch.bfloat16)
+
+
 def _operand(tensor: Tensor, places: Places) -> tuple[object, ...]:
     """Return where the entries of a tensor [B, channels, positions] are, and where they go."""
     spans = places.spans.ctypes.data, len(places.spans)
     address, positions = tensor.data_ptr(), tensor.shape[2]
-    return address, tensor.stride(), positions, places.step, spans, places.places.ctypes.data, places.room
+    extent = 0 if tensor.dtype == torch.float32 else _extent(tensor)
+    return address, extent, tensor.stride(), positions, places.step, spans, places.places.ctypes.data, places.room
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return how many entries there are from the first to the last one of an example."""
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True))
 
 
 def _aligned(tensor: Tensor) -> Tensor:
@@ -180,8 +190,8 @@ def native_gradients(sizes: Sizes, read: Tensor, made: Tensor) -> NativeGradient
     code = native.kernels
     if code is None or not native.is_eager() or not hasattr(code, "example_gradients"):
         return None
-    operands = read, made
-    if any(one.dtype != torch.float32 or not native.is_plain(one) or one.numel() == 0 for one in operands):
+    read, made = operands = tuple(one.float() if one.dtype == torch.float16 else one for one in (read, made))
+    if any(one.dtype not in _READ or not native.is_plain(one) or one.numel() == 0 for one in operands):
         return None
     flat = _aligned(read), _aligned(made)
     tile = Tile(native.LANES, code.TILE_VECTORS, code.TILE_ENTRIES)

@@ -94,6 +94,20 @@ def test_half_precision_is_added_in_float32(dtype: torch.dtype) -> None:
     assert worst(sums._sum_along(left, 0).sum(0), left.double().sum(0), left.double().sum(0)) <= sums.DEPTH
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(0, 4, 9), (3, 4, 9), (70, 3, 2**15)])
+def test_examples_in_half_precision_have_the_sums_and_norms_of_float64(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    torch.testing.assert_close(sums.sum_of_each(x, (2,)), x.double().sum(2), rtol=0, atol=1e-9)
+    torch.testing.assert_close(sums.example_norms(x), x.double().flatten(1).norm(dim=1), rtol=1e-12, atol=0)
+    x.requires_grad_()
+    (back,) = torch.autograd.grad(sums.example_norms(x).sum(), x)
+    expected = (x / x.double().flatten(1).norm(dim=1)[:, None, None]).to(dtype)
+    torch.testing.assert_close(back, expected, rtol=2e-2, atol=1e-7)
+
+
 # --- they are the gradients of the operations they belong to -----------------------------------------------------
 
 

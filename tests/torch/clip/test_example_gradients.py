@@ -12,6 +12,7 @@ import torch
 from lipcompile_torch import native
 from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
 from lipcompile_torch.clip.factors import Factors
+from lipcompile_torch.clip.native_gradients import HeldGradients
 from lipcompile_torch.clip.outer_products import Windows
 from torch import Tensor
 from torch.func import grad, vmap
@@ -191,6 +192,34 @@ def test_other_dtypes_are_computed_in_theirs_or_in_float32(dtype: torch.dtype) -
     expected = by_torch(given).sum(0)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-4
     torch.testing.assert_close(given.total(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("pair", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@each_case
+def test_half_precision_has_the_bits_of_the_same_numbers_in_float32(
+    case: str, dtype: torch.dtype, pair: tuple[bool, bool]
+) -> None:
+    given = of_convolution(*CASES[case])
+    read, made = (x.to(dtype) if is_half else x for x, is_half in zip((given.read, given.made), pair, strict=True))
+    factors = torch.rand(len(read), dtype=torch.float64)
+    wide = ExampleGradients(read.float(), made.float(), given.windows)
+    halves = ExampleGradients(read, made, given.windows)
+    alone = ExampleGradients(read[1:2].mT.contiguous().mT, made[1:2], given.windows)
+    behind = ExampleGradients(
+        torch.cat([torch.full_like(read, math.nan), read], 1)[:, read.shape[1] :],
+        made.movedim(1, -1).contiguous().movedim(-1, 1),
+        given.windows,
+    )
+    assert halves.is_native == wide.is_native
+    expected = wide.norms()
+    assert torch.equal(halves.norms(), expected)
+    assert torch.equal(halves.scaled(factors), wide.scaled(factors))
+    assert torch.equal(halves.clipped(Clip(0.5)).total, wide.clipped(Clip(0.5)).total)
+    torch.testing.assert_close(alone.norms(), expected[1:2])
+    torch.testing.assert_close(behind.norms(), expected)
+    held = halves.held()
+    assert held is None or torch.equal(held.norms() if isinstance(held, HeldGradients) else expected, expected)
 
 
 # --- rounding ---

@@ -34,7 +34,7 @@
 
 /* What a thread works in: examples of a group, side by side. */
 typedef struct {
-    float *lanes, *entries, *tile, *kept;
+    float *lanes, *entries, *tile, *kept, *widened;
     double *squares; /* [together][units][width] */
 } workplace;
 
@@ -86,11 +86,13 @@ static size_t arrange(const gradient_plan *plan, int are_kept, double *room, wor
     size += in_doubles(TILE_ROOM);
     size_t kept = size;
     size += are_kept ? in_doubles(together * size_of(plan)) : 0;
+    size_t widened = size;
+    size += in_doubles(plan->lanes.extent > plan->entries.extent ? plan->lanes.extent : plan->entries.extent);
     size_t squares = size;
     size += together * plan->unit_count * plan->width;
     if (found != NULL)
         *found = (workplace){(float *)(room + lanes), (float *)(room + entries), (float *)(room + one_tile),
-                             (float *)(room + kept), room + squares};
+                             (float *)(room + kept),  (float *)(room + widened), room + squares};
     return (size + LINE - 1) / LINE * LINE;
 }
 
@@ -236,12 +238,12 @@ static void work_on_group(const gradient_work *all, size_t count_after, group *s
     size_t count = some->end - some->begin, tiles = all->size / plan->width / all->tiles->entries * count + 1;
     const operand *operands[2] = {&plan->lanes, &plan->entries};
     for (size_t i = 0; i < count; i++) {
-        pack(&plan->lanes, some->begin + i, in->lanes + i * plan->lanes.room);
-        pack(&plan->entries, some->begin + i, in->entries + i * plan->entries.room);
+        pack(&plan->lanes, some->begin + i, in->widened, in->lanes + i * plan->lanes.room);
+        pack(&plan->entries, some->begin + i, in->widened, in->entries + i * plan->entries.room);
     }
     for (int i = 0; i < 2; i++) {
-        size_t size = operands[i]->example_stride;
-        look_ahead(all, operands[i]->entries + some->end * size, count_after * size * sizeof(float), tiles, &some->ahead[i]);
+        const char *next = example_at(operands[i], some->end), *end = example_at(operands[i], some->end + count_after);
+        look_ahead(all, next, (size_t)(end - next), tiles, &some->ahead[i]);
     }
     memset(in->squares, 0, count * plan->unit_count * plan->width * sizeof *in->squares);
     for (size_t u = 0; u < plan->unit_count; u++) work_on_unit(all, u, some);

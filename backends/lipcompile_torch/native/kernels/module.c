@@ -228,16 +228,17 @@ static PyObject *py_clip_rows(PyObject *Py_UNUSED(self), PyObject *arguments) {
 
 #if HAS_TILES
 
-/* (entries, (example_stride, channel_stride, position_stride), positions, source_step, (spans, their number), places,
+/* (entries, extent, (example_stride, channel_stride, position_stride), positions, source_step, (spans, their number), places,
  * room)
  */
 static int read_operand(PyObject *given, operand *found) {
     unsigned long long entries, spans, places;
-    Py_ssize_t example, channel, position, positions, step, count, room;
-    if (!PyArg_ParseTuple(given, "K(nnn)nn(Kn)Kn", &entries, &example, &channel, &position, &positions, &step,
+    Py_ssize_t extent, example, channel, position, positions, step, count, room;
+    if (!PyArg_ParseTuple(given, "Kn(nnn)nn(Kn)Kn", &entries, &extent, &example, &channel, &position, &positions, &step,
                           &spans, &count, &places, &room))
         return 0;
-    found->entries = (const float *)(uintptr_t)entries;
+    found->entries = (const void *)(uintptr_t)entries;
+    found->extent = (size_t)extent;
     found->example_stride = (size_t)example, found->channel_stride = (size_t)channel;
     found->position_stride = (size_t)position, found->positions = (size_t)positions;
     found->source_step = (size_t)step;

@@ -112,8 +112,23 @@ static void copy_channels(const operand *given, const float *entries, float *fou
                      (size_t)given->spans[s].count, found + given->places[p] + given->spans[s].target);
 }
 
-void pack(const operand *given, size_t example, float *found) {
-    const float *entries = given->entries + example * given->example_stride;
+/* bfloat16 is the upper half of float32. */
+FOR_EACH_PROCESSOR
+static void widen(const char *entries, size_t count, float *restrict found) {
+    for (size_t i = 0; i < count; i++) {
+        uint16_t half;
+        memcpy(&half, entries + 2 * i, 2);
+        uint32_t whole = (uint32_t)half << 16;
+        memcpy(found + i, &whole, 4);
+    }
+}
+
+void pack(const operand *given, size_t example, float *widened, float *found) {
+    const float *entries = (const float *)(const void *)example_at(given, example);
+    if (given->extent > 0) {
+        widen(example_at(given, example), given->extent, widened);
+        entries = widened;
+    }
     size_t step = given->source_step * given->channel_stride;
     if (step == 1) {
         copy_channels(given, entries, found);

@@ -75,16 +75,22 @@ typedef struct {
 } span;
 
 /* Tensors [examples, channels, positions]: of each example, channels at position p are copied to places[p] + their targets,
- * in a room of so many numbers that were zero before.
+ * in a room of so many numbers that were zero before. Entries are float32 if `extent` is 0. Else they are bfloat16, an
+ * example reaches over so many of them, and it is widened first, which is exact.
  */
 typedef struct {
-    const float *entries;
-    size_t example_stride, channel_stride, position_stride, positions, source_step;
+    const void *entries;
+    size_t extent, example_stride, channel_stride, position_stride, positions, source_step;
     const span *spans;
     size_t span_count;
     const int64_t *places;
     size_t room;
 } operand;
-void pack(const operand *given, size_t example, float *room);
+void pack(const operand *given, size_t example, float *widened, float *room);
+
+/* Where an example begins that is not read yet. */
+static inline const char *example_at(const operand *given, size_t example) {
+    return (const char *)given->entries + example * given->example_stride * (given->extent > 0 ? 2 : sizeof(float));
+}
 
 #endif
