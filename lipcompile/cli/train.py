@@ -120,6 +120,12 @@ if TYPE_CHECKING:
     default=None,
     help="Compute every batch in one shape, so that no example changes how others are rounded: slower.",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Precision of products in both passes; float32 by default. bfloat16 is faster on GPUs, and on processors "
+    "that have instructions for it.",
+)
 @click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")
 @click.option(
     "--resume",

@@ -193,7 +193,9 @@ def test_weights_of_the_noise(capsys: Capture) -> None:
 
 def test_secure_noise_clips_and_pieces(capsys: Capture) -> None:
     write()
-    record = train("--secure --loss-clip 0.5 --fixed-norm --max-physical-batch 3 --fixed-shape")
+    record = train(
+        "--secure --loss-clip 0.5 --fixed-norm --max-physical-batch 3 --fixed-shape --precision=bfloat16"
+    )
     assert (record.total_steps, record.seeded) == (8, False)
     Path("run").rename("first")
     assert "leave the seed out" in refused("--secure --seed 1", capsys)

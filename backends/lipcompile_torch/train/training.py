@@ -77,6 +77,8 @@ class TrainConfig:
         views: of each example that is changed.
         max_physical_batch: most examples computed at once; of augmented ones each view counts.
         fixed_shape: compute every batch in one shape, see `engine.EngineOptions`.
+        precision: of products in both passes, by autocast; weights, sums of gradients, clips and noise keep the
+            dtype of the module.
         seed: makes the run repeatable and NOT private; torch's own generator gets it, too.
         resume: go on from the checkpoint in `output`.
         device: "auto", "cpu" or "cuda".
@@ -106,6 +108,7 @@ class TrainConfig:
     views: int = 4
     max_physical_batch: int | None = None
     fixed_shape: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
     seed: int | None = None
     resume: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -315,7 +318,9 @@ class _Training:
         for x, y in self.loader:
             self._set_learning_rate()
             self.optimizer.zero_grad()
-            self.module.criterion(self._outputs(x), y).backward()  # type: ignore[no-untyped-call]
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+                loss = self.module.criterion(self._outputs(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             if self.loader.current is None:
                 steps = self.ledger.record.total_steps
@@ -439,6 +444,8 @@ def _check(config: TrainConfig) -> None:
         raise ValueError(f"the share of steps to average must be in [0, 1]; got {config.average}")
     if config.optimizer not in ("adam", "sgd") or config.schedule not in _SCHEDULES:
         raise ValueError(f"unknown optimizer {config.optimizer!r} or schedule {config.schedule!r}")
+    if config.precision not in ("float32", "bfloat16"):
+        raise ValueError(f"unknown precision {config.precision!r}: choose float32 or bfloat16")
 
 
 def _augmentation(config: TrainConfig, module: LipschitzModule) -> Augmentation | None:

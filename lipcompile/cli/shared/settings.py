@@ -29,6 +29,7 @@ DEFAULTS = {
     "fixed_norm": False,
     "secure": False,
     "fixed_shape": False,
+    "precision": "float32",
     "cache_features": True,
     "views": 4,
     "neighbours": "add_remove",

@@ -375,6 +375,25 @@ def test_secure_noise_weights_and_clips_reach_the_engine(tmp_path: Path, monkeyp
         train(Net(), arrays(), config(tmp_path / "other", noise={"*": 1.0, "outter": 2.0}))
 
 
+def test_products_are_in_bfloat16_and_all_else_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+    inner = Net.criterion
+
+    def spy(module: Net, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen.append(output.dtype)
+        return inner(module, output, target)
+
+    monkeypatch.setattr(Net, "criterion", spy)
+    module, settings = Net(), config(tmp_path, epochs=1, precision="bfloat16")
+    assert train(module, arrays(), settings).steps == 10
+    assert set(seen) == {torch.bfloat16}
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+    with pytest.raises(BudgetError, match="a different precision"):
+        train(Net(), arrays(), dataclasses.replace(settings, resume=True, precision="float32"))
+    with pytest.raises(ValueError, match="choose float32 or bfloat16"):
+        train(Net(), arrays(), config(tmp_path / "other", precision="half"))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="finds no GPU"):
