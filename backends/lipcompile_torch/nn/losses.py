@@ -324,8 +324,7 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
     known.
 
     Raises:
-        ValueError: there is no function, or it returns no real number, or several, for one example, or cannot be
-            computed of one alone.
+        ValueError: there is no function, or it returns no real number, or several, for one example.
     """
     if function is None:
         raise ValueError(
@@ -345,16 +344,25 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
             raise ValueError(f"the loss returns {value.numel()} numbers for one example: return their mean or sum")
         return value.reshape(())
 
-    try:  # dropout or noise within the function draws for each example
-        with _CheckedTables():
-            losses: Tensor = torch.vmap(of_one, randomness="different")(output, target)
-    except RuntimeError as error:
-        if "vmap" not in str(error):
-            raise
-        help_line = "use torch.where in the place of `if`, and no .item()"
-        message = f"the loss cannot be computed of each example alone{line_of(error)}: {help_line} ({error})"
-        raise ValueError(message) from None
+    with _CheckedTables():
+        try:  # dropout or noise within the function draws for each example
+            return torch.vmap(of_one, randomness="different")(output, target)
+        except RuntimeError as error:
+            place, cause = line_of(error), str(error)
+        # In the memory of a copy there are no numbers of other examples, which a function could reach.
+        rows = (tree_map(lambda part, i=i: part[i].clone(), (output, target)) for i in range(len(output)))
+        losses = torch.stack([of_one(*row) for row in rows])
+    warnings.warn(
+        f"torch.vmap cannot run the loss{place}, so it is computed of one example after the other, which is "
+        f"slower: use torch.where in the place of `if`, and no .item() ({cause})",
+        OneByOneWarning,
+        stacklevel=4,
+    )
     return losses
+
+
+class OneByOneWarning(UserWarning):
+    """A loss is computed of one example after the other."""
 
 
 class MixingWarning(UserWarning):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.nn.losses import MixingWarning
+from lipcompile_torch.nn.losses import MixingWarning, OneByOneWarning
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_verify import verify
 from torch import Tensor, nn
@@ -176,10 +176,50 @@ def test_a_loss_that_is_made_of_those_of_examples_is_not_warned_of(reduction: st
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_what_cannot_be_computed_of_one_example_names_the_line() -> None:
-    module = private(lambda out, _: out.sum() if out.sum() > 0 else -out.sum())
-    with pytest.raises(ValueError, match=r"of each example alone \(.*test_own_losses\.py, line \d+\)"):
+def _signed(out: Tensor, _: Tensor) -> Tensor:
+    return torch.stack([row.sum() if row.sum() > 0 else -row.sum() for row in out]).sum()
+
+
+def _of_a_number(out: Tensor, y: Tensor) -> Tensor:
+    return out[0, int(y.item())] ** 2
+
+
+def _of_some_entries(out: Tensor, y: Tensor) -> Tensor:
+    return out[out > 0].square().sum() + y.sum()
+
+
+def _gaussian(out: Tensor, y: Tensor) -> Tensor:
+    return F.gaussian_nll_loss(out[:, 0], y.float(), F.softplus(out[:, 1]))
+
+
+@pytest.mark.parametrize("loss", [_signed, _of_a_number, _of_some_entries, _gaussian])
+def test_a_loss_that_vmap_cannot_run_is_computed_of_one_example_after_the_other(loss: Any) -> None:
+    module = private(loss)
+    output = module(X).detach().requires_grad_()
+    with pytest.warns(OneByOneWarning, match=r"\(.*\.py, line \d+\)"):
+        total = module.criterion(output, Y)
+    (found,) = torch.autograd.grad(total, output)
+    for i in range(len(X)):
+        row = output.detach()[i : i + 1].requires_grad_()
+        (expected,) = torch.autograd.grad(loss(row, Y[i : i + 1]), row)
+        torch.testing.assert_close(found[i : i + 1], expected)
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.losses.OneByOneWarning")
+def test_an_error_of_a_loss_is_its_own_and_others_are_out_of_reach_one_by_one() -> None:
+    module = private(lambda out, _: out[:, :2] @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size mismatch"):
         module.criterion(module(X), Y)
+    sizes = set()
+
+    def reaching(out: Tensor, y: Tensor) -> Tensor:
+        if out.sum() > -1e9:
+            sizes.add((out.untyped_storage().nbytes() // 4, y.untyped_storage().nbytes() // 8))
+        return out.sum()
+
+    module = private(reaching)
+    module.criterion(module(X), Y)
+    assert sizes == {(3, 1), (18, 6)}  # each alone, and all of them where a warning of mixing is looked for
 
 
 @pytest.mark.parametrize(
@@ -462,12 +502,6 @@ def test_several_numbers_for_one_example_are_refused() -> None:
 def test_no_real_number_of_torch_is_refused(value: Any, said: str) -> None:
     module = private(lambda _output, _target: value)
     with pytest.raises(ValueError, match=f"the loss returns .*{said}.* for one example"):
-        module.criterion(module(X), Y)
-
-
-def test_what_depends_on_a_value_is_refused() -> None:
-    module = private(lambda output, y: output.sum() if y[0] > 1 else focal(output, y))
-    with pytest.raises(ValueError, match=r"torch\.where in the place of `if`"):
         module.criterion(module(X), Y)
 
 
