@@ -85,13 +85,19 @@ def private(
         ...     model.criterion(model(x), y).backward()
         ...     optimizer.step()
     """
-    chosen = model_options(loss=_named(loss), bounds=bounds, **options)
+    chosen = _options(loss, bounds, options)
     try:
         with _joining(module, chosen) as outputs:
             _, derivation, text = _emitted(module, example, chosen, verify=verify_import)
     except InputError as error:
         raise error if bounds == "theorem" else _with_whole_gradients(error) from None
     return _with_loss(instantiate(Path(f"{derivation.source.name}.py"), text), loss, outputs)
+
+
+def _options(loss: str | Loss | None, bounds: Source, options: Mapping[str, Any]) -> ModelOptions:
+    """Return the options of a call."""
+    chosen = model_options(loss=_named(loss), bounds=bounds, **options)
+    return replace(chosen, loss_is_torchs=callable(loss))
 
 
 def _named(loss: str | Loss | None) -> str | None:
@@ -165,7 +171,7 @@ def compile(  # noqa: A001  (the name of the command)
         >>> "class M(" in path.read_text()
         True
     """
-    chosen = model_options(loss=_named(loss), bounds=bounds, **options)
+    chosen = _options(loss, bounds, options)
     path = Path(output)
     path.write_text(_emitted(model, example, chosen, verify=verify_import)[2], encoding="utf-8")
     return path
@@ -232,7 +238,7 @@ def train(
         data = [_of_kinds(one, example) for one in data]
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
     shape = example if example is not None else _example_of(inputs)
-    chosen = model_options(loss=_named(loss), bounds=bounds, **options)
+    chosen = _options(loss, bounds, options)
     with _joining(model, chosen) as outputs:
         loaded, derivation, text = _emitted(model, shape, chosen, verify=verify_import)
     assert derivation.analysis is not None

@@ -170,7 +170,7 @@ class _Import:
             message = f"{', '.join(held)}: constants that limit, divide or fill in are not trained"
             help_line = "use --bounds clip, under which it is trained, or a buffer, if it is to be a constant"
             self.builder.diagnostics.append(Diagnostic("LIP123", message, help_line, Severity.WARNING))
-        return self.builder.finish(output, self._loss())
+        return self.builder.finish(output, self._loss(output))
 
     # The graph's ends
 
@@ -227,9 +227,15 @@ class _Import:
             return self.options.input_norm
         return parse_number(declared, "metadata lipcompile.input_norm")
 
-    def _loss(self) -> LossUse | None:
+    def _loss(self, output: Value) -> LossUse | None:
         """Return the loss of the options or of the file."""
         text = self._declared_loss()
+        if (
+            self.options.loss_is_torchs
+            and len(output.shape or ()) > 1
+            and (text or "").startswith("cross_entropy")
+        ):
+            text = f"pixel_{text}"
         return None if text is None else replace(parse_loss(text), location=self.at)
 
     def _declared_loss(self) -> str | None:

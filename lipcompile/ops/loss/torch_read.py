@@ -61,8 +61,10 @@ def _of_module(loss: Any) -> str | None:
             return "nll"
         case nn.CrossEntropyLoss() | nn.NLLLoss():
             message = f"{type(loss).__name__} divides by the weights of a batch, so examples mix"
+            ways = "token_cross_entropy", "pixel_cross_entropy"
+            tokens, pixels = (f'"{way}:ignore={loss.ignore_index}"' for way in ways)
             help_line = (
-                'write loss="cross_entropy:class_weights=(…)", or "token_cross_entropy:ignore=…" for tokens'
+                f'write loss="cross_entropy:class_weights=(…)", or {tokens} for tokens, {pixels} for pixels'
             )
             raise input_error("LIP210", message, help_line)
         case nn.BCEWithLogitsLoss(weight=None, pos_weight=None):

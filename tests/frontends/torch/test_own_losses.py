@@ -118,6 +118,19 @@ def test_the_criterion_is_the_mean_of_torchs_loss_over_the_examples(loss: Any, o
     torch.testing.assert_close(module.criterion(module(X), targets), torch.stack(each).mean())
 
 
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.25), F.cross_entropy]
+)
+def test_a_loss_of_torch_counts_classes_along_the_first_axis_of_an_image(loss: Any) -> None:
+    original = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1))
+    x, y = torch.randn(6, 2, 5, 5), torch.randint(3, (6, 5, 5))
+    module = lipcompile.private(original, x, loss=loss)
+    module.normaliser = 6.0
+    torch.testing.assert_close(module.criterion(module(x), y), loss(original(x), y))
+    with pytest.raises(InputError, match="use pixel_cross_entropy"):
+        lipcompile.private(original, x, loss="cross_entropy")
+
+
 @pytest.mark.parametrize("bounds", ["auto", "clip"])
 def test_a_function_is_clipped_example_by_example(bounds: Any) -> None:
     """The sum of gradients that are clipped by hand, and no example moves it by more than its length."""
@@ -446,7 +459,7 @@ def trained_once(module: Any) -> None:
 @pytest.mark.parametrize(
     ("loss", "code", "said"),
     [
-        (nn.CrossEntropyLoss(ignore_index=2), "LIP210", "divides by the weights of a batch"),
+        (nn.CrossEntropyLoss(ignore_index=2), "LIP210", r"pixel_cross_entropy:ignore=2"),
         (nn.NLLLoss(weight=torch.ones(3)), "LIP210", "divides by the weights of a batch"),
         (nn.CrossEntropyLoss(weight=torch.ones(3), label_smoothing=0.1), "LIP212", "exclude one another"),
         (nn.Bilinear(3, 3, 1), "LIP210", "has parameters"),
