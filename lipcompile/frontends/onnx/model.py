@@ -230,13 +230,11 @@ class _Import:
     def _loss(self, output: Value) -> LossUse | None:
         """Return the loss of the options or of the file."""
         text = self._declared_loss()
-        if (
-            self.options.loss_is_torchs
-            and len(output.shape or ()) > 1
-            and (text or "").startswith("cross_entropy")
-        ):
+        if text is None:
+            return None
+        if self.options.loss_is_torchs and len(output.shape or ()) > 1 and text.startswith("cross_entropy"):
             text = f"pixel_{text}"
-        return None if text is None else replace(parse_loss(text), location=self.at)
+        return replace(parse_loss(text), location=self.at)
 
     def _declared_loss(self) -> str | None:
         return self.options.loss if self.options.loss is not None else self._metadata().get("lipcompile.loss")

@@ -61,11 +61,8 @@ def _of_module(loss: Any) -> str | None:
             return "nll"
         case nn.CrossEntropyLoss() | nn.NLLLoss():
             message = f"{type(loss).__name__} divides by the weights of a batch, so examples mix"
-            ways = "token_cross_entropy", "pixel_cross_entropy"
-            tokens, pixels = (f'"{way}:ignore={loss.ignore_index}"' for way in ways)
-            help_line = (
-                f'write loss="cross_entropy:class_weights=(…)", or {tokens} for tokens, {pixels} for pixels'
-            )
+            text = f"cross_entropy:ignore={loss.ignore_index}"
+            help_line = f'write loss="cross_entropy:class_weights=(…)", "token_{text}" or "pixel_{text}"'
             raise input_error("LIP210", message, help_line)
         case nn.BCEWithLogitsLoss(weight=None, pos_weight=None):
             return _with("multilabel_bce", {"reduce": total})
