@@ -30,11 +30,12 @@ def describe() -> dict[str, Any]:
 
 
 def _native_code() -> dict[str, Any]:
-    code = native.kernels
-    if code is None:
+    if native.kernels is None:
         return {"loaded": False, "why_not": native.why_missing}
-    ciphers = ["VAES"] if code.HAS_WIDE_AES else ["AES"] if code.HAS_AES else []
-    return {"loaded": True, "compiler": code.COMPILER, "instructions": [code.INSTRUCTIONS, *ciphers]}
+    code = native.kernels.about
+    ciphers = ["VAES"] if code.has_wide_aes else ["AES"] if code.has_aes else []
+    instructions = [code.instructions.decode(), *ciphers]
+    return {"loaded": True, "compiler": code.compiler.decode(), "instructions": instructions}
 
 
 def _maker() -> str:

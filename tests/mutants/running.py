@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,6 +88,6 @@ class Workshop:
         [module] = settings["tool"]["setuptools"]["ext-modules"]
         built = self.folder / KERNELS.parent / "_kernels.abi3.so"
         command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", *module["extra-compile-args"]]
-        command += ["-I", sysconfig.get_path("include"), *module["sources"], "-o", str(built), "-lm"]
+        command += [*module["sources"], "-o", str(built), "-lm"]
         built.unlink(missing_ok=True)
         return subprocess.run(command, cwd=self.folder, capture_output=True, check=False).returncode == 0

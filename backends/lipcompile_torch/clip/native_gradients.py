@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from ctypes import byref
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from .. import native
+from ..native.library import GradientPlan, GradientScales, Kernels, Operand
 from .factors import Factors
 from .outer_product_plans import plan
 from .outer_products import Places, Plan, Sizes, Tile
@@ -50,7 +51,7 @@ class NativeGradients:
             stride 1.
     """
 
-    def __init__(self, code: ModuleType, plan: Plan, read: Tensor, made: Tensor) -> None:
+    def __init__(self, code: Kernels, plan: Plan, read: Tensor, made: Tensor) -> None:
         self._code, self._plan, self._read, self._made = code, plan, read, made
 
     def norms(self) -> Tensor:
@@ -101,25 +102,26 @@ class NativeGradients:
         totals: Tensor | None,
         held: Tensor | None = None,
     ) -> None:
-        examples, given = len(self._read), self._description()
+        examples, given = len(self._read), byref(self._description())
         parts = min(examples, _MOST_PARTS) if totals is None else len(totals)
         threads = min(torch.get_num_threads(), parts)
         room = self._code.example_gradients_room(given, scaling is not None)
         rooms = torch.empty(threads, room, dtype=torch.float64, device="cpu")
         beside = None if scaling is None else scaling.beside
         numbers = (0.0, 0.0, 0.0) if scaling is None else (scaling.limit, scaling.room, scaling.regulariser)
-        scales = *map(_address, (factors, norms, beside)), *numbers, scaling is None and factors is not None
+        are_given = scaling is None and factors is not None
+        scales = byref(GradientScales(*map(_address, (factors, norms, beside)), *numbers, are_given))
         rooms_and_held = rooms.data_ptr(), _address(held)
         self._code.example_gradients(given, examples, scales, parts, _address(totals), *rooms_and_held, threads)
 
-    def _description(self) -> tuple[object, ...]:
+    def _description(self) -> GradientPlan:
         plan = self._plan
         read, made = _operand(self._read, plan.read), _operand(self._made, plan.made)
         operands = (read, made) if plan.role == "windows" else (made, read)
         steps = plan.lanes_step, plan.entries_step, plan.entry_step, plan.width, plan.role == "groups"
         tables = plan.segments, plan.units, plan.rows
-        segments, units, rows = ((table.ctypes.data, len(table)) for table in tables)
-        return *operands, steps, segments, units, (*rows, plan.row_width)
+        addresses = (number for table in tables for number in (table.ctypes.data, len(table)))
+        return GradientPlan(*operands, *steps, *addresses, plan.row_width)
 
 
 class HeldGradients:
@@ -132,7 +134,7 @@ class HeldGradients:
         norms: ‖P_i‖, [B] in float64.
     """
 
-    def __init__(self, code: ModuleType, plan: Plan, gradients: Tensor, norms: Tensor) -> None:
+    def __init__(self, code: Kernels, plan: Plan, gradients: Tensor, norms: Tensor) -> None:
         self._code, self._plan, self._gradients, self._norms = code, plan, gradients, norms
 
     @property
@@ -164,12 +166,12 @@ def _address(tensor: Tensor | None) -> int:
 _READ = (torch.float32, torch.bfloat16)
 
 
-def _operand(tensor: Tensor, places: Places) -> tuple[object, ...]:
+def _operand(tensor: Tensor, places: Places) -> Operand:
     """Return where the entries of a tensor [B, channels, positions] are, and where they go."""
-    spans = places.spans.ctypes.data, len(places.spans)
-    address, positions = tensor.data_ptr(), tensor.shape[2]
+    spans = places.spans.ctypes.data, len(places.spans), places.places.ctypes.data
     extent = 0 if tensor.dtype == torch.float32 else _extent(tensor)
-    return address, extent, tensor.stride(), positions, places.step, spans, places.places.ctypes.data, places.room
+    strides = tensor.stride()
+    return Operand(tensor.data_ptr(), extent, *strides, tensor.shape[2], places.step, *spans, places.room)
 
 
 def _extent(tensor: Tensor) -> int:
@@ -188,11 +190,11 @@ def native_gradients(sizes: Sizes, read: Tensor, made: Tensor) -> NativeGradient
     code for them.
     """
     code = native.kernels
-    if code is None or not native.is_eager() or not hasattr(code, "example_gradients"):
+    if code is None or not native.is_eager() or not code.about.tile_vectors:
         return None
     read, made = operands = tuple(one.float() if one.dtype == torch.float16 else one for one in (read, made))
     if any(one.dtype not in _READ or not native.is_plain(one) or one.numel() == 0 for one in operands):
         return None
     flat = _aligned(read), _aligned(made)
-    tile = Tile(native.LANES, code.TILE_VECTORS, code.TILE_ENTRIES)
+    tile = Tile(native.LANES, code.about.tile_vectors, code.about.tile_entries)
     return NativeGradients(code, plan(sizes, tile, are_side_by_side=flat[0].stride(1) == 1), *flat)

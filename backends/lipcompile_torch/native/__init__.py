@@ -7,10 +7,10 @@ Imports: lipcompile_torch.devices.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
-from types import ModuleType
+from ctypes import byref
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,20 +20,10 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from ..devices import is_processor
+from .library import Compared, FingerprintKey, Kernels, KernelStack, NoisyPart, WordSource, load
 from .memory_rows import Part, flat
 
-kernels: ModuleType | None
-why_missing: str | None = None
-try:
-    kernels = importlib.import_module("._kernels", __package__)
-except ModuleNotFoundError:
-    kernels = None
-    why_missing = (
-        "not built, because the C compiler is missing or failed: `pip install -v --force-reinstall` shows "
-        "the error"
-    )
-except ImportError as error:
-    kernels, why_missing = None, f"not loaded: {error}"
+kernels, why_missing = load()
 
 StreamPlace = tuple[bytes, int]
 """Key and first counter of a stream of AES, 16 bytes each, and the number of a block of it."""
@@ -43,7 +33,7 @@ _IS_DOUBLE = {torch.float32: False, torch.float64: True}
 _IS_HALF = {torch.float16: True, torch.float32: False}
 
 
-def _code() -> ModuleType:
+def _code() -> Kernels:
     """The kernels, where it is known that they are there."""
     assert kernels is not None
     return kernels
@@ -80,12 +70,18 @@ def is_eager() -> bool:
 
 def has_aes() -> bool:
     """Whether there are streams of AES."""
-    return kernels is not None and bool(kernels.HAS_AES)
+    return kernels is not None and bool(kernels.about.has_aes)
+
+
+def _checked(place: StreamPlace) -> StreamPlace:
+    if len(place[0]) != 32 or not has_aes():
+        raise ValueError("16 bytes of key and 16 of counter, and a processor with AES, are needed")
+    return place
 
 
 def fill_(words: NDArray[np.uint64], place: StreamPlace) -> None:
     """Replace an even number of words by those of a stream."""
-    key, block = place
+    key, block = _checked(place)
     _code().key_stream(key, block, len(words) // 2, words.ctypes.data)
 
 
@@ -104,11 +100,10 @@ def add_normals_(parts: Sequence[Part], block: int, words: NDArray[np.uint64] | 
         block: so many entries share pairs of words, an even number; the last ones are fewer.
         words: [n], one more if n is odd; or where they begin in a stream.
     """
-    given = [(tensor.data_ptr(), tensor.numel(), _IS_DOUBLE[tensor.dtype], scale) for tensor, scale in parts]
-    if isinstance(words, tuple):
-        _code().add_normals_of_key(*words, block, given, threads)
-    else:
-        _code().add_normals(words.ctypes.data, block, given, threads)
+    source = WordSource(0, *_checked(words)) if isinstance(words, tuple) else WordSource(words.ctypes.data)
+    given: Any = [(row.data_ptr(), row.numel(), _IS_DOUBLE[row.dtype], scale) for row, scale in parts]
+    count = sum(entries for _, entries, _, _ in given)
+    _code().add_normals(byref(source), count, block, (NoisyPart * len(given))(*given), len(given), threads)
     for tensor, _ in parts:
         increment_version(tensor)
 
@@ -129,11 +124,13 @@ def fingerprint_rows(rows: Sequence[Tensor], inner: Tensor, outer: Tensor) -> Te
         inner: the keys of the words of a block, int64.
         outer: those of all blocks, int64.
     """
-    given = [(row.data_ptr(), row.nbytes) for row in rows]
-    keys = inner.data_ptr(), len(inner), outer.data_ptr()
-    return torch.tensor(
-        _code().fingerprint(given, *keys, torch.get_num_threads()), dtype=torch.int64, device="cpu"
-    )
+    code, threads, total = _code(), torch.get_num_threads(), 0
+    keys = outer.data_ptr()
+    for row in rows:
+        key = FingerprintKey(inner.data_ptr(), keys, len(inner))
+        total += code.fingerprint(row.data_ptr(), row.nbytes, byref(key), threads)
+        keys += outer.itemsize * -(-row.nbytes // (4 * len(inner)))
+    return torch.tensor((total + 2**63) % 2**64 - 2**63, dtype=torch.int64, device="cpu")
 
 
 def norm(tensor: Tensor) -> Tensor | None:
@@ -158,8 +155,8 @@ def _are_alike(weight: Tensor, copy: Tensor) -> bool:
     return is_plain(weight) and is_plain(copy)
 
 
-def _pair(weight: Tensor, copy: Tensor, share: float) -> tuple[int, int, bool, float]:
-    return weight.data_ptr(), copy.data_ptr(), _IS_HALF[copy.dtype], share
+def _pair(weight: Tensor, copy: Tensor, share: float) -> Any:
+    return byref(Compared(weight.data_ptr(), copy.data_ptr(), _IS_HALF[copy.dtype], share))
 
 
 def difference_norm(weight: Tensor, copy: Tensor, share: float) -> Tensor | None:
@@ -181,10 +178,12 @@ def gram_moments(weight: Tensor, copy: Tensor, share: float, height: int, count:
     ``height`` rows of weight - share·copy [rows, columns], computed in float32 with one rounding: [blocks, count],
     float64. None if there is no native code for it.
     """
-    if kernels is None or not _are_alike(weight, copy) or 1 not in weight.stride() or height > kernels.MOST_ROWS:
+    if kernels is None or not _are_alike(weight, copy) or 1 not in weight.stride():
+        return None
+    if height > kernels.about.most_rows:
         return None
     found = torch.empty(-(-weight.shape[0] // height), count, dtype=torch.float64, device="cpu")
-    given = _pair(weight, copy, share), (*weight.shape, *weight.stride())
+    given = _pair(weight, copy, share), *weight.shape, *weight.stride()
     kernels.gram_moments(*given, height, count, found.data_ptr(), torch.get_num_threads())
     return found
 
@@ -206,7 +205,7 @@ def gram_matrix(rows: Tensor) -> Tensor | None:
 
 # --- matrices of complex numbers ---
 
-LANES = 1 if kernels is None else kernels.LANES
+LANES = 1 if kernels is None else kernels.about.lanes
 """Matrices that are worked on at once."""
 
 _STEPS = 24  # of Lanczos: within a few thousandths on matrices that training makes
@@ -230,7 +229,8 @@ class Spectra:
         self._room = wide.new_empty(groups * blocks, rows * columns, 2, LANES)
         self._grams = wide.new_empty(groups * blocks, rows * (rows + 1) // 2, 2, LANES)
         self._open = torch.ones(groups * blocks, LANES, dtype=torch.uint8, device="cpu")
-        given = wide.data_ptr(), groups, rows, columns, positions, blocks, cosines.data_ptr(), sines.data_ptr()
+        sizes, waves = (groups, rows, columns, positions, blocks), (cosines.data_ptr(), sines.data_ptr())
+        given = byref(KernelStack(wide.data_ptr(), *sizes, *waves))
         _code().spectra_grams(given, self._room.data_ptr(), self._grams.data_ptr(), torch.get_num_threads())
 
     def largest_trace(self) -> float:

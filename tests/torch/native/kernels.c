@@ -38,7 +38,7 @@ static void noise(void) {
     word_source source = {words, NULL, 0};
     for (size_t i = 0; i <= COUNT; i++) words[i] = i % 3 ? word() : word() >> word() % 64;
     fill(singles, COUNT_OF(singles));
-    add_normals(source, COUNT, 131072, parts, 2, 1);
+    add_normals(&source, COUNT, 131072, parts, 2, 1);
     report("noise on floats", singles, sizeof singles);
     report("noise on doubles", doubles, sizeof doubles);
     fingerprint_key key = {words, words + 1024, 1024};

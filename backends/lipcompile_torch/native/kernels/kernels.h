@@ -1,7 +1,7 @@
 /* What a step does to every entry of a gradient, a weight or an input, in one pass over memory.
  *
  * Kernels compute what the Python beside them computes with torch's operations, which is what there is without a
- * compiler. They know nothing of Python: the one file that does is module.c.
+ * compiler. They know nothing of Python, which finds them by table.c.
  */
 #ifndef LIPCOMPILE_KERNELS_H
 #define LIPCOMPILE_KERNELS_H
@@ -92,7 +92,7 @@ void key_stream(const unsigned char *key_and_counter, uint64_t index, size_t cou
  * count: of entries.
  * block: so many entries, an even number, the last one fewer.
  */
-void add_normals(word_source source, size_t count, size_t block, const noisy_part *parts, size_t part_count,
+void add_normals(const word_source *source, size_t count, size_t block, const noisy_part *parts, size_t part_count,
                  int threads);
 
 /* Of bytes, as signed words of 32 bits, `block` of them to a block: the sum of inner·word over each block, times its

@@ -164,8 +164,8 @@ static void add_pairs(void *context, size_t begin, size_t end) {
     }
 }
 
-void add_normals(word_source source, size_t count, size_t block, const noisy_part *parts, size_t part_count,
+void add_normals(const word_source *source, size_t count, size_t block, const noisy_part *parts, size_t part_count,
                  int threads) {
-    noise all = {source, count, block / 2, parts, part_count};
+    noise all = {*source, count, block / 2, parts, part_count};
     in_stretches((count + 1) / 2, GRAIN, threads, add_pairs, &all);
 }
