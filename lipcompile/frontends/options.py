@@ -113,6 +113,7 @@ class Loaded:
 
     original: gives what was imported, as something that computes; None for a `.lip` file, and for a model of which
         something was replaced.
+    computed: the stored tensors of which the model trains what an operator computes from them, and this operator.
     """
 
     source: Source
@@ -120,6 +121,7 @@ class Loaded:
     diagnostics: tuple[Diagnostic, ...]
     training: TrainingPlan | None = None
     original: Callable[[], Original] | None = None
+    computed: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_options(

@@ -230,6 +230,7 @@ def power(context: Context, node: OnnxNode) -> Value:
     if not isinstance(exponent, Known) or exponent.array.size != 1:
         raise Refusal("LIP100", "unsupported op Pow: its slope is unbounded", "use a constant whole exponent")
     operand = context.tensor(node)
+    context.parameters.hold(exponent)
     context.of_one_example(exponent, shape_of(operand))
     number = scalar(exponent)
     if number.denominator != 1 or not 1 <= number <= LARGEST_POWER:

@@ -37,6 +37,10 @@ from lipcompile.numbers import Scalar
 
 # Imports of one model: what follows a refused node may show more.
 _MOST_READINGS = 4
+# What trains a parameter that became a constant.
+_ONE_EACH = "use a parameter with a number for each channel, if it is to be trained"
+_BY_CLIP = "use --bounds clip, under which it is trained"
+_OTHERWISE = "write what is done with it by sums, products, exp and log"
 
 
 def load(path: Path, options: ModelOptions) -> Loaded:
@@ -75,7 +79,8 @@ def imported(
     reading = _with_tensors(first, most=_MOST_READINGS if tensors is None else 0)
     if options.repairs is not None and reading.options.repairs is not None:
         options.repairs.made.extend(reading.options.repairs.made)
-    return Loaded(source, reading.graph, tuple(reading.builder.diagnostics))
+    computed = {} if reading.context is None else reading.context.parameters.computed
+    return Loaded(source, reading.graph, tuple(reading.builder.diagnostics), computed=computed)
 
 
 def settled(
@@ -160,17 +165,39 @@ class _Import:
         for node in nodes:
             visitor.visit(node)
         output = self._as_output(visitor, output_name)
+        self._account(context, nodes)
         context.parameters.level()
-        single = {tensor.name for tensor in graph.initializer if math.prod(tensor.dims) == 1}
-        if numbers := [f"`{name}`" for name in context.parameters.constants() if name in single]:
-            message = f"{', '.join(numbers)}: one number that scales or shifts is a constant, and is not trained"
-            help_line = "use a parameter with a number for each channel, if it is to be trained"
-            self.builder.diagnostics.append(Diagnostic("LIP123", message, help_line, Severity.WARNING))
-        if held := [f"`{name}`" for name in context.parameters.held() if name not in single]:
-            message = f"{', '.join(held)}: constants that limit, divide or fill in are not trained"
-            help_line = "use --bounds clip, under which it is trained, or a buffer, if it is to be a constant"
-            self.builder.diagnostics.append(Diagnostic("LIP123", message, help_line, Severity.WARNING))
+        self._tell_constants(context.parameters)
         return self.builder.finish(output, self._loss(output))
+
+    def _tell_constants(self, parameters: Parameters) -> None:
+        """Warn of what the model trains, and the import does not."""
+        single = {tensor.name for tensor in self.model.graph.initializer if math.prod(tensor.dims) == 1}
+        numbers = [name for name in parameters.constants() if name in single]
+        others = [name for name in parameters.held() if name not in single]
+        kept = "; make it a buffer, if it is to be a constant"
+        for names, what, way in (
+            (numbers, "one number that scales or shifts is a constant, and is not trained", _ONE_EACH),
+            (others, "constants that limit, divide or fill in are not trained", _BY_CLIP),
+        ):
+            if names:
+                if self.options.bounds == "clip":
+                    what, way = "read as a constant, and not trained", _OTHERWISE
+                message = f"{', '.join(f'`{name}`' for name in names)}: {what}"
+                found = Diagnostic("LIP123", message, way + kept, Severity.WARNING)
+                self.builder.diagnostics.append(found)
+
+    def _account(self, context: Context, nodes: Iterable[OnnxNode]) -> None:
+        """Look at all constants that meet an example: what is trained, and no parameter, was read as numbers."""
+        if any(found.severity == Severity.ERROR for found in self.builder.diagnostics):
+            return
+        for node in nodes:
+            items = [context.items[name] for name in node.proto.input if name in context.items]
+            if all(isinstance(item, Known) for item in items):
+                continue
+            for item in items:
+                if isinstance(item, Known) and context.parameters.is_trained(item):
+                    context.parameters.account(item)
 
     # The graph's ends
 

@@ -269,7 +269,8 @@ class Visitor:
         if node.op_type in FOLDED_ALONE or self._is_separate(node):
             sources = self.context.parameters.sources(outputs)
             results = [
-                replace(result, sources=sources, moves=(), reused=False, entries=None) for result in results
+                replace(result, sources=sources, moves=(), reused=False, entries=None, computed={})
+                for result in results
             ]
         if node.op_type == "Split" and operands[0] is not None:
             results = self._parts(node, operands[0], results)

@@ -100,6 +100,7 @@ class Parameters:
 
     frozen: the constants that are not trained, where that is known of all; these have no sources.
     several: stored tensors that were refused, as they are used in several ways.
+    computed: stored tensors of which others are computed that are trained, and the operator that does so first.
     """
 
     builder: GraphBuilder
@@ -107,10 +108,12 @@ class Parameters:
     stored: frozenset[str]
     frozen: frozenset[str] | None = None
     several: set[str] = field(default_factory=set)
+    computed: dict[str, str] = field(default_factory=dict)
     _owners: dict[str, Owner] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
     _met: set[str] = field(default_factory=set)
+    _keys: set[Key] = field(default_factory=set)
     _numbers: set[str] = field(default_factory=set)
     _alike: dict[Hashable, list[str]] = field(default_factory=dict)
 
@@ -137,6 +140,10 @@ class Parameters:
         """Whether a constant is made of what is trained, where that is known."""
         return self.frozen is not None and bool(known.sources - self.frozen)
 
+    def will_train(self, known: Known) -> bool:
+        """Whether a constant is trained, in whatever way the model uses it: where all is clipped."""
+        return self.options.bounds == "clip" and self.is_trained(known)
+
     def is_fixed(self, known: Known) -> bool:
         """Whether a constant is known to be made of nothing that is trained."""
         return self.frozen is not None and not known.sources - self.frozen
@@ -161,6 +168,25 @@ class Parameters:
         for source in sorted(known.sources & (self._owners.keys() | self._cut.keys())):
             raise self._used_in_another_way(source)
         self._held |= known.sources
+
+    def join(self, known: Known) -> None:
+        """Note a constant that became a part of a parameter, as the factors of a normalisation are folded."""
+        self._met |= known.sources
+        self._keys.add((known.sources, known.moves))
+
+    def account(self, known: Known) -> None:
+        """Note a constant that a tensor of the example met, after all nodes: is it a parameter, or none?"""
+        if self._cut.keys().isdisjoint(known.sources) and not self._has(known):
+            self._numbers |= known.sources
+            self._held |= known.sources
+
+    def _has(self, known: Known) -> bool:
+        """Whether a constant, turned and cut and scaled perhaps, is a parameter that is trained."""
+        begun = (known.moves, toggled(known))
+        return any(
+            sources == known.sources and any(moves[: len(one)] == one for one in begun)
+            for sources, moves in self._keys
+        )
 
     def add(
         self,
@@ -269,6 +295,10 @@ class Parameters:
 
     def _register(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
         self._met |= use.known.sources
+        self._keys.add(use.key)
+        if choice.trainable:
+            stored = {source: op for source, op in use.known.computed.items() if source in self.stored}
+            self.computed |= {source: op for source, op in stored.items() if source not in self.computed}
         if choice.shared is not None or choice.initial is None or not choice.trainable:
             return
         self._owners |= dict.fromkeys(use.known.sources, Owner(use, parameter, choice.initial))

@@ -6,8 +6,8 @@ Shape arithmetic is folded. The batch size is unknown: it stands in a shape as a
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -29,6 +29,8 @@ Array = NDArray[Any]
 MOVES = frozenset(
     ("Identity", "Cast", "Unsqueeze", "Squeeze", "Concat", "Gather", "Slice", "Reshape", "Transpose", "Flatten")
 )
+# Their results consist of entries of their operands, or of these negated.
+OF_ENTRIES = MOVES | {"CastLike", "Expand", "GatherElements", "GatherND", "Neg", "Split", "Tile"}
 # Deterministic, and no larger than `memory.expect` says: everything else is refused on constants as well.
 _ARITHMETIC = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
@@ -53,6 +55,7 @@ class Known:
     sources: the stored tensors it was computed from. moves: how. reused: whether any of it is used elsewhere too.
     copies: the axis of size 1 that stands for the batch, along which it was copied; None for no copies.
     entries: which entries of its sources it consists of, see `entries`; None for each of them once, in some order.
+    computed: sources whose entries it does not consist of, each with the operator that computed others from them.
     """
 
     array: Array
@@ -61,6 +64,7 @@ class Known:
     reused: bool = False
     copies: int | None = None
     entries: Array | None = None
+    computed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +244,29 @@ def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) 
     weights = [operand for operand in given if operand.array.dtype.kind not in "iub"] or given  # no axes, no sizes
     found = _sources(proto, frozenset[str]().union(*(operand.sources for operand in weights)))
     reused = any(operand.reused for operand in weights if operand.sources)
-    moves = _moves(proto, given)
-    return [Known(array, found, (*moves, *_which(index, arrays)), reused) for index, array in enumerate(arrays)]
+    moves, by = _moves(proto, given), dict[str, str]()
+    for known in weights:
+        by |= {source: op for source, op in known.computed.items() if source in found and source not in by}
+    if proto.op_type not in OF_ENTRIES and not _is_neutral(proto, given, arrays):
+        by |= dict.fromkeys(sorted(found - by.keys()), proto.op_type)
+    return [
+        Known(array, found, (*moves, *_which(index, arrays)), reused, computed=by)
+        for index, array in enumerate(arrays)
+    ]
+
+
+def _is_neutral(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) -> bool:
+    """Whether a node multiplies or divides a weight by ones, or adds zeros, of which none is a weight."""
+    neutral = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}.get(proto.op_type)
+    weights = [known for known in given if known.sources]
+    others = [known for known in given if not known.sources]
+    return (
+        neutral is not None
+        and len(weights) == len(others) == 1
+        and (weights[0] is given[0] or proto.op_type in ("Mul", "Add"))
+        and bool((others[0].array == neutral).all())
+        and arrays[0].shape == weights[0].array.shape
+    )
 
 
 def _sources(proto: NodeProto, found: frozenset[str]) -> frozenset[str]:

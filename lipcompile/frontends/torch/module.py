@@ -141,7 +141,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         loaded,
         diagnostics=(
             *loaded.diagnostics,
-            *computed_weights(module, model, loaded),
+            *computed_weights(module, loaded),
             *_ignored(module, rows),
             *_written(module, program),
             *changed_gradients(module, program, seen),

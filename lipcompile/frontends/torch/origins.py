@@ -1,7 +1,7 @@
 """The way back: which entries of a torch module's weights the entries of an imported model were made of.
 
-The module is imported again with numbers in place of its weights. Front ends move, cut and join weights, and sum
-the two biases of a recurrent cell, so each entry of a model is one entry of the module, or the sum of two.
+The module is imported again with numbers in place of its weights. Front ends move, cut, join and negate weights,
+and sum the two biases of a recurrent cell, so each entry of a model is one entry of the module, or the sum of two.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Origins:
 
     sizes: of the trained parameters of the module, by name. Their entries are numbered in this order, from 1.
     found: for each parameter of the model the entries of the module, in its shape, and those that are added; 0 is
-        none.
+        none, and a number below 0 one that is negated.
     loaded: the model. run: the module, to compare with.
     """
 
@@ -62,10 +62,11 @@ class Origins:
             first, second = self.found.get(name, (None, None))
             if first is None or second is None or first.shape != array.shape:
                 raise _foreign(f"`{name}`, of shape {list(array.shape)}, comes from another module")
-            if (known[first] & (values[first] != array)).any():
+            places, own = np.abs(first), np.sign(first) * array
+            if (known[places] & (values[places] != own)).any():
                 raise _foreign(f"`{name}` and another parameter are one weight of the module, and differ")
-            values[second], known[second] = 0.0, True
-            values[first], known[first] = array, True
+            values[np.abs(second)], known[np.abs(second)] = 0.0, True
+            values[places], known[places] = own, True
         cuts = [slice(start, end) for start, end in pairwise(ends)]
         return {name: (known[cut], values[cut]) for name, cut in zip(self.sizes, cuts, strict=True)}
 
@@ -90,13 +91,13 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
     try:
         found = reading.numbered(stored)
     except InputError:  # numbers in place of weights have no such functions, as of their norms
-        for told in computed_weights(traced_module, model, loaded):
+        for told in computed_weights(traced_module, loaded):
             raise input_error("LIP523", told.message, _NO_WAY_BACK) from None
         raise
     entries = np.concatenate([[0.0], *(array.ravel() for array in stored.values())])
     for name, array in _weights(loaded).items():
         first, second = found[name]
-        if not np.array_equal(entries[first] + entries[second], array):
+        if not np.array_equal(_at(entries, first) + _at(entries, second), array):
             message = f"`{name}` is computed from several weights, as by a folded normalisation"
             raise input_error("LIP523", message, _NO_WAY_BACK)
     sizes = {name: array.size for name, array in stored.items()}
@@ -160,8 +161,14 @@ class _Reading:
 
 def _summands(numbers: Sequence[Array], end: int) -> tuple[Array, Array]:
     """Return the first summand of each entry and the second, 0 if there is none or the number has no meaning."""
-    even, odd = (np.where(one < end, one, 0) for one in numbers)
-    return np.where(even > 0, even, odd), np.where(even > 0, odd, 0)
+    even, odd = (np.where(np.abs(one) < end, one, 0) for one in numbers)
+    return np.where(even != 0, even, odd), np.where(even != 0, odd, 0)
+
+
+def _at(entries: Array, places: Array) -> Array:
+    """Return the entries at some places, negated where the place is below 0."""
+    found: Array = np.sign(places) * entries[np.abs(places)]
+    return found
 
 
 def _weights(loaded: Loaded) -> dict[str, Array]:

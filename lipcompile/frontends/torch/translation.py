@@ -65,6 +65,12 @@ def _translated(program: ExportedProgram) -> ModelProto:
         at = traced_line(str(node.meta.get("stack_trace")))
         raise untraceable("LIP110", message, "leave proj_size out", at)
     named = program.state_dict.keys()
+    for name in program.graph_signature.user_inputs:
+        if name in named:
+            message = (
+                f"`{name}` is an argument of `forward` and a parameter or a buffer: torch.onnx takes it for one"
+            )
+            raise untraceable("LIP121", message, "give one of them another name", None)
     table = {**rnn.translations(), **normalisation.translations(), **shape.translations()}
     if any(map(pooling.is_unwritten, program.graph.nodes)):
         table |= pooling.translations()

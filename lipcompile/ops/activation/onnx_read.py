@@ -100,6 +100,7 @@ def _bound(context: Context, node: OnnxNode, index: int, name: str, absent: Frac
         raise Refusal(
             "LIP102", f"`{name}` of {node.op_type} must be a single number; it has shape {list(known.array.shape)}"
         )
+    context.parameters.hold(known)
     if known.array.size == 1 and float(known.array.reshape(-1)[0]) == math.copysign(math.inf, absent):
         return absent
     return scalar(known)

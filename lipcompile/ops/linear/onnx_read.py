@@ -114,7 +114,8 @@ def times(known: Known, factor: Fraction) -> Known:
     if factor == ONE:
         return known
     array = floats(known.array, "a constant").astype(np.float64) * float(factor)
-    return replace(known, array=array, moves=then(known, "times", factor))
+    computed = {**dict.fromkeys(known.sources, "Mul"), **known.computed}
+    return replace(known, array=array, moves=then(known, "times", factor), computed=computed)
 
 
 def then(known: Known, *move: Hashable) -> tuple[Hashable, ...]:
@@ -319,6 +320,8 @@ def _folded(context: Context, node: OnnxNode, layer: Affine) -> Affine | None:
         weight = layer.scaled(scale)
         old = 0.0 if layer.bias is None else floats(layer.bias.array, "the bias").astype(np.float64)
         bias = (scale * (old - mean) + beta).astype(kind)
+    for part in known[:2]:
+        context.parameters.join(part)
     base = layer.bias or known[1]
     move = ("normalised", node.outputs[0])
     return replace(

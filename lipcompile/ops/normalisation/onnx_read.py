@@ -81,7 +81,7 @@ def affine(context: Context, node: OnnxNode, made: Value, stored: Shape, shape: 
     """
     for index, apply, neutral in ((1, gain, 1), (2, shift, 0)):
         known = context.known(node, index, ("", "the scale", "the bias")[index])
-        if known is None or made.shape is None or _is_neutral(known, neutral):
+        if known is None or made.shape is None or _is_neutral(context, known, neutral):
             continue
         extra = known.array.ndim - len(stored)
         if known.array.shape != (1,) * extra + stored:
@@ -91,9 +91,9 @@ def affine(context: Context, node: OnnxNode, made: Value, stored: Shape, shape: 
     return made
 
 
-def _is_neutral(known: Known, value: int) -> bool:
-    """Whether a constant does nothing, and is no weight of a module that may learn to."""
-    weights = [source for source in known.sources if module_of(source)]
+def _is_neutral(context: Context, known: Known, value: int) -> bool:
+    """Whether a constant does nothing, and is no weight that may learn to: one that is trained, or a module's."""
+    weights = context.parameters.is_trained(known) or any(map(module_of, known.sources))
     return not weights and bool((known.array == value).all())
 
 
@@ -172,7 +172,7 @@ def batch_normalization(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP102", f"the statistics of BatchNormalization do not fit {list(shape_of(operand))}")
     gamma, beta, mean, variance = (array.astype(np.float64) for array in arrays)
     parameters = context.parameters
-    trains = parameters.options.bounds == "clip" and any(map(parameters.is_trained, filter(None, found[:2])))
+    trains = any(map(parameters.will_train, filter(None, found[:2])))
     if trains:
         gamma, beta = np.ones_like(gamma), np.zeros_like(beta)
     with np.errstate(all="ignore"):

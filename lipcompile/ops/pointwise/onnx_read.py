@@ -400,10 +400,12 @@ def _power(context: Context, node: OnnxNode) -> Value:
     """x to a constant power, a constant to the power x."""
     base, exponent = context.item(node, 0), context.item(node, 1)
     if isinstance(exponent, Known) and exponent.array.size == 1:
+        context.parameters.hold(exponent)
         operand, _ = fitted(context, node, context.tensor(node), exponent)
         return _apply(context, node, "power", [operand], scalar(exponent))
     if not isinstance(base, Known) or base.array.size != 1 or scalar(base) <= 0:
         raise Refusal("LIP100", "a power of two tensors is not Lipschitz")
+    context.parameters.hold(base)
     operand, _ = fitted(context, node, context.tensor(node, 1), base)
     steeper = scaled(context, node, operand, Fraction(math.log(scalar(base))), "_exponent")
     return _apply(context, node, "exp", [steeper])

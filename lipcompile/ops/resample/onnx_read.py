@@ -74,7 +74,10 @@ def _filling(context: Context, node: OnnxNode) -> Fraction:
         raise Refusal(
             "LIP104", "the padding value is not finite", "pad with a finite number, or use a smaller window"
         )
-    return node.number("value", Fraction(0)) if known is None else scalar(known)
+    if known is None:
+        return node.number("value", Fraction(0))
+    context.parameters.hold(known)
+    return scalar(known)
 
 
 def _cropped(context: Context, node: OnnxNode, operand: Value, sides: Pairs) -> Value:

@@ -158,6 +158,12 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "both sides": lambda net, h: net.w[:TOKENS, :TOKENS] @ h @ net.w,
     "one layer for two parameters": lambda net, h: h * (net.p * net.t) + net.p / (1 + net.t.square()),
     "limits": lambda net, h: torch.minimum(h, net.p) + torch.maximum(h, net.p.neg()),
+    "negated": lambda net, h: torch.tanh(h - net.p) - net.p,
+    "prototypes": lambda net, h: torch.exp(-(h[:, :, None] - net.w).square().sum(-1)) + net.p,
+    "temperature of scores and bias": lambda net, h: (h @ h.mT * net.t).softmax(-1) @ h + net.t,
+    "number of a spelling": lambda net, h: net.t * h * (1 + torch.erf(h / 2**0.5)) + net.t,
+    "epsilon": lambda net, h: h * (h.square().mean(-1, keepdim=True) + net.t.square()).rsqrt() + net.t,
+    "limits and bias": lambda net, h: h.clamp(-net.t.abs(), net.t.abs()) + net.t,
     "batch behind": lambda net, h: (h.transpose(0, 1) * net.p + net.p.sigmoid()[:, None].mT).transpose(0, 1),
 }
 
@@ -166,6 +172,85 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
 def test_a_parameter_is_trained_through_all_its_functions(name: str) -> None:
     net, x = Net(USES[name]), examples(TOKENS, WIDTH)
     held_to_torch(net, private(net, x), x)
+
+
+@pytest.mark.parametrize("norm", [F.layer_norm, lambda h, shape, p, q: F.rms_norm(h, shape, p) + q])
+def test_gains_and_shifts_that_begin_as_nothing_are_trained(norm: Any) -> None:
+    """Of a norm without a layer of its own they were left out, without a word."""
+    net, x = Net(lambda net, h: norm(h, (WIDTH,), net.p, net.table[:3].flatten())), examples(TOKENS, WIDTH)
+    nn.init.ones_(net.p)
+    nn.init.zeros_(net.table)
+    held_to_torch(net, private(net, x), x)
+
+
+def told_of(net: nn.Module, x: Tensor, code: str, bounds: Any = "clip") -> list[str]:
+    """Return what the import warns of, by this code."""
+    found = from_module(net, x, loss="cross_entropy", bounds=bounds)
+    assert found.ok
+    return [one.message for one in found.diagnostics if one.code == code]
+
+
+@pytest.mark.parametrize(
+    ("function", "start", "told"),
+    [
+        (lambda net, h: h + net.p.tanh(), 0.0, ["Tanh computes from `p`"]),
+        (lambda net, h: h * net.p.abs(), 1.0, ["Abs computes from `p`"]),
+        (lambda net, h: h * net.p.clamp(min=0.1), 1.0, ["Clip computes from `p`"]),
+        (lambda net, h: h * (net.p * net.t), 1.0, ["Mul computes from `p`", "Mul computes from `t`"]),
+        (lambda net, h: torch.addmm(net.p, h[:, 0], net.w, alpha=2)[:, None], 1.0, ["Mul computes from `w`"]),
+        (lambda net, h: torch.addcmul(h, net.p, h), 1.0, []),
+        (lambda net, h: h - (-net.p), 1.0, []),
+    ],
+)
+def test_a_function_is_told_that_changes_nothing_at_the_start(
+    function: Any, start: float, told: list[str]
+) -> None:
+    """Values were compared, and zeros and ones have the same tanh and the same absolute value."""
+    net = Net(function)
+    for parameter in (net.p, net.t):
+        nn.init.constant_(parameter, start)
+    found = told_of(net, examples(TOKENS, WIDTH), "LIP122")
+    assert found == [f"the weight that {what} is trained itself, without that computation" for what in told]
+
+
+class Started(nn.Module):
+    """A recurrent layer whose initial state is learned, from zeros on."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layer, self.head = kind(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, 3)
+        self.state = nn.Parameter(torch.zeros(1, 1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.state.expand(1, len(x), WIDTH).contiguous()
+        return self.head(self.layer(x, state)[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Scored(nn.Module):
+    """An attention to whose scores a learned bias is added, which begins as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.MultiheadAttention(WIDTH, 2, batch_first=True), nn.Linear(WIDTH, 3)
+        self.state = nn.Parameter(torch.zeros(TOKENS, TOKENS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x, x, x, attn_mask=self.state)[0].mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("net", "name"),
+    [
+        (Net(lambda net, h: (1 + h.square()).pow(net.t) + net.t), "t"),
+        (Net(lambda net, h: net.t.abs() ** h + net.t), "t"),
+        (Started(nn.RNN), "state"),
+        (Started(nn.GRU), "state"),
+        (Scored(), "state"),
+    ],
+)
+def test_what_no_rule_trains_is_told(net: nn.Module, name: str) -> None:
+    """Of an exponent that was a bias as well, and of zeros, nothing was said."""
+    assert f"`{name}`: read as a constant, and not trained" in told_of(net, examples(TOKENS, WIDTH), "LIP123")
 
 
 FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -190,6 +275,7 @@ SITES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda h, f: h / (1 + f.square()),
     lambda h, f: h + F.linear(h, f[:, None] * f),
     lambda h, f: torch.where(h > 0, h, f),
+    lambda h, f: h - f,
 )
 
 

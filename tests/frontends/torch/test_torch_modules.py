@@ -599,6 +599,23 @@ def test_a_parametrisation_that_cannot_be_written_is_to_be_removed() -> None:
     assert from_module(layer, (4,), bounds="clip").ok
 
 
+class Twice(nn.Module):
+    """An argument and a parameter of one name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * scale * self.scale)  # type: ignore[no-any-return]
+
+
+def test_an_argument_has_no_name_of_a_parameter() -> None:
+    """They were one tensor of the file: the model lost its input, or the parameter, or the import broke down."""
+    (refused,) = from_module(Twice(), (torch.ones(2, 4), torch.ones(2, 4)), bounds="clip").diagnostics
+    assert (refused.code, "`scale` is an argument" in refused.message) == ("LIP121", True)
+
+
 def test_options_of_embeddings_are_said_to_be_ignored() -> None:
     def told(bounds: Any = "clip", row: float = 0.0, **options: Any) -> list[str]:
         words = nn.Embedding(20, 4, **options)

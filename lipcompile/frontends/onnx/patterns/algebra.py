@@ -70,9 +70,14 @@ def maker(context: Context, name: str) -> OnnxNode | None:
 
 
 def number(context: Context, name: str) -> Fraction | None:
-    """Return the value of a constant of one finite entry, which gives no tensor an axis that it does not have."""
+    """Return the value of a constant of one finite entry, which gives no tensor an axis that it does not have.
+
+    A number that clips can train is none.
+    """
     item = context.items.get(name)
     if not isinstance(item, Known) or item.array.size != 1 or item.array.dtype.kind not in "fiu":
+        return None
+    if context.parameters.will_train(item):
         return None
     if item.array.ndim > 1 or item.copies is not None or has_batch(item.array):
         return None
@@ -412,7 +417,9 @@ class Filled:
     def match(self, context: Context, name: str, found: Found, /) -> Iterator[Found]:
         """Bind the constant."""
         item = context.items.get(name)
-        if isinstance(item, Known) and item.array.size and bool((item.array == float(self.value)).all()):
+        if not isinstance(item, Known) or context.parameters.will_train(item):
+            return
+        if item.array.size and bool((item.array == float(self.value)).all()):
             yield {**found, self.key: name}
 
 
