@@ -71,6 +71,8 @@ class Formula:
 
     def __mul__(self, other: Formula | int) -> Formula:
         factor = _expression(other)
+        if sympy.S.Zero in (factor, self.expression):  # of ∞, too: unknown means finite but unknown
+            return Formula(sympy.S.Zero)
         if self.expression is sympy.S.One:
             return Formula(factor)
         return self if factor is sympy.S.One else Formula(self.expression * factor)

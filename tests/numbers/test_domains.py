@@ -175,6 +175,13 @@ def test_unknown_numbers_give_infinite_or_independent_bounds() -> None:
     assert (num.of(0) * num.of(unknown)).upper == 0
 
 
+@pytest.mark.parametrize("num", [Symbolic(), Certified()])
+def test_zero_times_what_is_unknown_is_zero(num: Any) -> None:
+    """Unknown means finite but unknown; a formula of no number could not be compared."""
+    for product in (num.of(0) * num.unbounded(), num.unbounded() * num.of(0), num.unbounded() * 0):
+        assert product == num.of(0)
+
+
 def test_formulas_of_extremes_leave_out_what_another_operand_makes_redundant() -> None:
     num = Symbolic()
     x, y = (num.symbol(name, None, "a norm") for name in "xy")

@@ -161,7 +161,7 @@ class _Reading:
 
 def _summands(numbers: Sequence[Array], end: int) -> tuple[Array, Array]:
     """Return the first summand of each entry and the second, 0 if there is none or the number has no meaning."""
-    even, odd = (np.where(np.abs(one) < end, one, 0) for one in numbers)
+    even, odd = (np.where((-end < one) & (one < end), one, 0) for one in numbers)
     return np.where(even != 0, even, odd), np.where(even != 0, odd, 0)
 
 

@@ -65,12 +65,9 @@ def _translated(program: ExportedProgram) -> ModelProto:
         at = traced_line(str(node.meta.get("stack_trace")))
         raise untraceable("LIP110", message, "leave proj_size out", at)
     named = program.state_dict.keys()
-    for name in program.graph_signature.user_inputs:
-        if name in named:
-            message = (
-                f"`{name}` is an argument of `forward` and a parameter or a buffer: torch.onnx takes it for one"
-            )
-            raise untraceable("LIP121", message, "give one of them another name", None)
+    if clashing := _clashing(program):
+        message = f"`{clashing}` is an argument of `forward`, and a parameter or buffer too: torch.onnx mixes them up"
+        raise untraceable("LIP121", message, "give one of them another name", None)
     table = {**rnn.translations(), **normalisation.translations(), **shape.translations()}
     if any(map(pooling.is_unwritten, program.graph.nodes)):
         table |= pooling.translations()
@@ -94,6 +91,14 @@ def _translated(program: ExportedProgram) -> ModelProto:
     _drop_made_biases(model, named)
     _restore_training(model, program)
     return model
+
+
+def _clashing(program: ExportedProgram) -> str:
+    """Return the name of an input that something stored, and read, has as well; empty if there is none."""
+    signature = program.graph_signature
+    stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    read = {stored[node.name] for node in program.graph.nodes if node.name in stored and node.users}
+    return next((str(name) for name in signature.user_inputs if name in read), "")
 
 
 def _may_fold(node: Any, named: Collection[str]) -> bool:

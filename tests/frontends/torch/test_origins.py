@@ -260,3 +260,21 @@ def test_a_weight_that_is_computed_has_no_way_back_and_is_named() -> None:
     with pytest.raises(InputError, match=r"`0\.weight` is trained as it is, and not by its parametrisation") as no:
         lipcompile.load_trained(module, private, [4])
     assert "remove what computes it" in str(no.value)
+
+
+def test_numbers_of_entries_that_overflow_have_no_meaning() -> None:
+    """The exponential of entry 100 is infinite, and was taken for a place among the entries."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.layer = nn.Parameter(torch.zeros(120)), nn.Linear(120, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x * self.scale.exp())  # type: ignore[no-any-return]
+
+    module = Scaled()
+    with pytest.warns(UserWarning, match="LIP122"):
+        private = lipcompile.private(module, [120], bounds="clip")
+    with pytest.raises(InputError, match="LIP523"):
+        lipcompile.load_trained(module, private, [120])
