@@ -23,7 +23,7 @@ from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import Layout, Placed, placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import has_batch
-from lipcompile.frontends.onnx.values import Known, floats, is_floating, scalar
+from lipcompile.frontends.onnx.values import Known, PoisonedError, floats, is_floating, scalar
 from lipcompile.ops.merge.rules import PRODUCT, SUM, WHERE, Sum, Where
 from lipcompile.ops.normalisation.onnx_read import factored, shift
 from lipcompile.ops.pool.onnx_read import reduction_of
@@ -57,7 +57,7 @@ def check_ranks(operands: Sequence[Value]) -> None:
 
 def widened(context: Context, node: OnnxNode, operand: Value, shape: Shape, suffix: str = "_copies") -> Value:
     """Copy a tensor along axes of size 1 until it has this shape."""
-    if operand.shape in (None, shape):
+    if operand.shape == shape:
         return operand
     return context.add(node, OP_BY_NAME["expand"], Expand(shape), [operand], suffix)
 
@@ -93,7 +93,7 @@ def scaled(context: Context, node: OnnxNode, operand: Value, factor: Fraction, s
 
 def times_entries(context: Context, node: OnnxNode, operand: Value, factors: Array, suffix: str) -> Value:
     """Multiply the entries of a tensor by numbers of its shape."""
-    if operand.shape is None or bool((factors == 1).all()):
+    if bool((factors == 1).all()):
         return operand
     named = replace(node, name=node.name + suffix)
     return factored(context, named, operand, Known(factors), frozen=True)
@@ -101,7 +101,7 @@ def times_entries(context: Context, node: OnnxNode, operand: Value, factors: Arr
 
 def plus_entries(context: Context, node: OnnxNode, operand: Value, numbers: Array, suffix: str) -> Value:
     """Add numbers to the entries of a tensor, of its shape or broadcast to it."""
-    if operand.shape is None or not bool(numbers.any()):
+    if not bool(numbers.any()):
         return operand
     return shift(context, replace(node, name=node.name + suffix), operand, Known(numbers), frozen=True)
 
@@ -109,39 +109,43 @@ def plus_entries(context: Context, node: OnnxNode, operand: Value, numbers: Arra
 def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str) -> Value | Placed:
     """A constant that is the same for each example, of size 1 along the batch, as a tensor: zeros, and a bias.
 
-    So it can be computed with like any tensor, and is trained where it is a parameter. Raises Refusal.
+    So it can be computed with like any tensor, and is trained where it is a parameter; poisoned if a node of it is
+    refused. Raises Refusal.
     """
     array, place = known.array, known.copies or 0
     if array.ndim == 0 or array.shape[place] != 1 or not is_floating(array):
         raise Refusal("LIP110", "a constant of all examples is real numbers [1, …]")
-    found = next(item for item in context.items.values() if isinstance(item, Value | Placed))
-    given = unplaced(found)
-    named = replace(node, name=node.name + suffix)
-    flat = reshape_to(context, named, context.numbers(given), (prod(shape_of(given)),), "_flat")
-    if context.builder.holds_tokens(flat):
-        raise Refusal("LIP204", "nothing says how many tokens there are")
-    first = cut(context, named, flat, Slice(0, 0, 1), "_first")
-    zero = scaled(context, named, first, Fraction(0), "_zero")
-    shape = (*array.shape[:place], *array.shape[place + 1 :])
-    zeros = reshape_to(context, named, zero, (1,) * len(shape), "_number")
-    wide = widened(context, named, zeros, shape, "_zeros")
-    made = shift(context, named, wide, replace(known, array=array.reshape(shape), copies=None))
+    named, shape = replace(node, name=node.name + suffix), (*array.shape[:place], *array.shape[place + 1 :])
+    try:
+        zeros = _zeros(context, named, shape)
+        made = shift(context, named, zeros, replace(known, array=array.reshape(shape), copies=None))
+    except PoisonedError:
+        return Value(named.name, None)
     if known.copies is None:
         context.single.add(made.name)
     return placed(made, Layout(place))
 
 
+def _zeros(context: Context, node: OnnxNode, shape: Shape) -> Value:
+    """Zeros for each example: an entry of its input, times 0, copied."""
+    given = unplaced(next(item for item in context.items.values() if isinstance(item, Value | Placed)))
+    flat = reshape_to(context, node, context.numbers(given), (prod(shape_of(given)),), "_flat")
+    if context.builder.holds_tokens(flat):
+        raise Refusal("LIP204", "nothing says how many tokens there are")
+    first = cut(context, node, flat, Slice(0, 0, 1), "_first")
+    zero = scaled(context, node, first, Fraction(0), "_zero")
+    return widened(context, node, reshape_to(context, node, zero, (1,) * len(shape), "_number"), shape, "_zeros")
+
+
 def divided(context: Context, node: OnnxNode, operand: Value, divisor: Known) -> Value:
     """Divide by a constant with more than one entry."""
     operand, aligned = fitted(context, node, operand, divisor)
-    array = floats(aligned.array, "the divisor").astype(np.float64)
-    if operand.shape is None:
-        return operand
+    array, shape = floats(aligned.array, "the divisor").astype(np.float64), shape_of(operand)
     context.parameters.hold(divisor)
-    expect_array(operand.shape)
+    expect_array(shape)
     if not bool(array.all()):
         raise Refusal("LIP104", "a division by zero")
-    return times_entries(context, node, operand, np.broadcast_to(1 / array, operand.shape), "_divided")
+    return times_entries(context, node, operand, np.broadcast_to(1 / array, shape), "_divided")
 
 
 # Masks
@@ -168,16 +172,12 @@ def where(context: Context, node: OnnxNode) -> Value:
     known = [side for side in sides if isinstance(side, Known)]
     if not known:
         operands = alike(context, node, [context.tensor(node, index) for index in (1, 2)])
-        if any(operand.shape is None for operand in operands):
-            return operands[0]
         chosen = mask_of(context, condition, shape_of(operands[0])).reshape(-1)
         return context.add(node, WHERE, Where(tuple(bool(entry) for entry in chosen)), operands)
     index = 2 if isinstance(sides[0], Known) else 1
     operand, other = fitted(context, node, context.tensor(node, index), known[0])
-    if operand.shape is None:
-        return operand
     context.parameters.hold(known[0])
-    kept = mask_of(context, condition, operand.shape)
+    kept = mask_of(context, condition, shape_of(operand))
     return masked(context, node, operand, kept if index == 1 else ~kept, other.array)
 
 
@@ -209,11 +209,10 @@ def triangle(context: Context, node: OnnxNode) -> Value:
 def limited(context: Context, node: OnnxNode, operand: Value, known: Known, *, largest: bool) -> Value:
     """max(x, c) = c + relu(x - c), min(x, c) = c - relu(c - x)."""
     operand, aligned = fitted(context, node, operand, known)
-    if operand.shape is None:
-        return operand
+    shape = shape_of(operand)
     context.parameters.hold(known)
-    expect_array(operand.shape)
-    limit = np.broadcast_to(floats(aligned.array, "a limit"), operand.shape)
+    expect_array(shape)
+    limit = np.broadcast_to(floats(aligned.array, "a limit"), shape)
     sign = 1 if largest else -1
     above = plus_entries(context, node, _signed(context, node, operand, sign, "_turned"), -sign * limit, "_over")
     cut = context.add(node, OP_BY_NAME["relu"], NoAttributes(), [above], "_relu")
@@ -221,7 +220,7 @@ def limited(context: Context, node: OnnxNode, operand: Value, known: Known, *, l
 
 
 def _signed(context: Context, node: OnnxNode, operand: Value, sign: int, suffix: str) -> Value:
-    return operand if sign == 1 or operand.shape is None else scaled(context, node, operand, Fraction(-1), suffix)
+    return operand if sign == 1 else scaled(context, node, operand, Fraction(-1), suffix)
 
 
 def power(context: Context, node: OnnxNode) -> Value:
@@ -246,4 +245,4 @@ def sum_of_squares(context: Context, node: OnnxNode) -> Value:
     """Σx² over axes."""
     operand = context.tensor(node)
     squares = context.add(node, PRODUCT, NoAttributes(), [operand, operand], "_squares")
-    return squares if squares.shape is None else reduction_of(context, node, squares, "reduce_sum")
+    return reduction_of(context, node, squares, "reduce_sum")

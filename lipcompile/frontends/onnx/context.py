@@ -16,7 +16,7 @@ from lipcompile.frontends.onnx.layout import FIRST, MIXES, Layout, Placed, place
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.parameters import Parameters
 from lipcompile.frontends.onnx.sizes import BATCH
-from lipcompile.frontends.onnx.values import Extreme, Item, Known, OwnPlaces, Strided, Unfinished
+from lipcompile.frontends.onnx.values import Extreme, Item, Known, OwnPlaces, Strided, Unfinished, accepted
 from lipcompile.ops.embedding.rules import Embedding
 from lipcompile.ops.shape.rules import Reshape, Slice
 from lipcompile.ops.table import OP_BY_NAME
@@ -85,13 +85,13 @@ class Context:
         return own(node, found) if isinstance(found, Known) else found
 
     def tensor(self, node: OnnxNode, index: int = 0) -> Value:
-        """Return an operand that depends on the example; raises Refusal for anything else."""
+        """Return an operand that depends on the example; raises Refusal for anything else, or PoisonedError."""
         item = self.item(node, index)
         if isinstance(item, Placed) and item.layout == self.layout:
             return item.value
         if isinstance(item, Value | Placed) and self.layout != FIRST:
             raise Refusal("LIP108", f"{node.op_type} meets tensors whose batch stands at different axes", MIXES)
-        value = as_tensor(item, node.op_type)
+        value = accepted(as_tensor(item, node.op_type))
         return value if node.op_type in _READ_TOKENS else self.numbers(value)
 
     def numbers(self, value: Value) -> Value:
@@ -111,7 +111,7 @@ class Context:
                 if len(value.shape) == 1
                 else (OP_BY_NAME["reshape"], Reshape(value.shape))
             )
-            self.numbered[value.name] = self.builder.add(kind, target, [made], name=f"{name}_row")
+            self.numbered[value.name] = accepted(self.builder.add(kind, target, [made], name=f"{name}_row"))
         return self.numbered.get(value.name, value)
 
     def _vocabulary(self, value: Value) -> int | None:
@@ -222,9 +222,9 @@ class Context:
     def add(
         self, node: OnnxNode, op: AnyOp, attributes: Any, operands: Sequence[Value], suffix: str = ""
     ) -> Value:
-        """Add a node without parameters; tokens are numbers to one that computes with them."""
+        """Add a node without parameters; those that it computes with are numbers. Raises PoisonedError."""
         values = operands if op.takes != "reals" else [self.numbers(operand) for operand in operands]
-        return self.builder.add(op, attributes, values, name=node.name + suffix)
+        return accepted(self.builder.add(op, attributes, values, name=node.name + suffix))
 
     def unary(self, node: OnnxNode, op: str, attributes: Any, suffix: str = "") -> Value:
         """Add the op of this name on the first operand."""

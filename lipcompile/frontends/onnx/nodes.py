@@ -11,7 +11,7 @@ from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
 from lipcompile.frontends.onnx import shape_after_refusal as guess
 from lipcompile.frontends.onnx.constants import of_every_example
-from lipcompile.frontends.onnx.context import Blamed, Context, shape_of
+from lipcompile.frontends.onnx.context import Blamed, Context
 from lipcompile.frontends.onnx.entries import with_entries
 from lipcompile.frontends.onnx.file import read as file
 from lipcompile.frontends.onnx.layout import FIRST, Placed, placed
@@ -27,7 +27,7 @@ from lipcompile.frontends.onnx.operators import (
 )
 from lipcompile.frontends.onnx.patterns.patterns import spelled
 from lipcompile.frontends.onnx.refused import DRAWS
-from lipcompile.frontends.onnx.values import MOVES, Item, Known, Unfinished, fold
+from lipcompile.frontends.onnx.values import MOVES, Item, Known, PoisonedError, Unfinished, fold
 from lipcompile.frontends.repairs import Repairs, groups_of
 from lipcompile.ops.normalisation.onnx_read import affine, per_channel
 from lipcompile.ops.normalisation.rules import Center, GroupNorm
@@ -65,6 +65,8 @@ class Visitor:
             self.blame(node.proto.input)
             self._poison(node)
             return
+        except PoisonedError:
+            self._store(node, [Value(output, None) for output in node.outputs])
         except Refusal as refusal:
             instead = repaired(self.context, node, refusal)
             if instead is None and self._spread(node, refusal):
@@ -138,13 +140,12 @@ class Visitor:
         found = self.context.builder.diagnostics
         first = len(found)
         try:
-            results = self._import(node)
+            self._store(node, self._import(node))
         except Refusal as refusal:
             return self._computed_otherwise(node, item.refusal if item.node is node else refusal)
-        if any(d.severity == Severity.ERROR for d in found[first:]):  # then the first cause is told instead
+        except PoisonedError:  # then the first cause is told instead
             del found[first:]
             return self._computed_otherwise(node, item.refusal, item)
-        self._store(node, results)
         return True
 
     def _computed_otherwise(self, node: OnnxNode, refusal: Refusal, cause: Unfinished | None = None) -> bool:
@@ -156,6 +157,8 @@ class Visitor:
             instead = pointwise.instead(self.context, node)
         except Refusal as mixing:
             refusal, instead = mixing, None
+        except PoisonedError:
+            instead = Value(node.outputs[0], None)
         if instead is None and cause is not None:
             self._report(cause.node, refusal, cause.operands)
             self._poison(node)
@@ -319,32 +322,29 @@ def repaired(context: Context, node: OnnxNode, refusal: Refusal) -> Value | None
         return None
     try:
         return make(context, node, repairs)
+    except PoisonedError:
+        return Value(node.outputs[0], None)
     except Refusal:
         return None
 
 
 def _normalised(context: Context, node: OnnxNode, repairs: Repairs) -> Value:
     """A norm of one example, or its centring, with the factors and the shift of the batch normalisation."""
-    operand = context.tensor(node)
-    if operand.shape is None:
-        return operand
-    example = shape_of(operand)
+    operand, example = context.tensor(node), context.shape(node)
     if repairs.batch_norm == "center":
         made, text = context.add(node, OP_BY_NAME["center"], Center(), [operand]), "center"
     else:
         norm = GroupNorm(groups_of(example), **repairs.divisor)
         made = context.add(node, OP_BY_NAME["group_norm"], norm, [operand])
         text = f"group_norm({norm.groups}, {repairs.said_divisor})"
-    if made.shape is not None:
-        repairs.note(node.label, f"batch norm -> {text}, its factors and its shift")
+    repairs.note(node.label, f"batch norm -> {text}, its factors and its shift")
     return affine(context, node, made, example[:1], per_channel(example))
 
 
 def _left_out(context: Context, node: OnnxNode, repairs: Repairs) -> Value:
     """Hand on the logits."""
     logits = context.tensor(node)
-    if logits.shape is not None:
-        repairs.note(node.label, f"last {node.op_type} -> left out, as the loss has its own")
+    repairs.note(node.label, f"last {node.op_type} -> left out, as the loss has its own")
     return logits
 
 

@@ -22,7 +22,7 @@ from lipcompile.diagnostics import Diagnostic, Refusal, Severity
 from lipcompile.frontends.onnx.copies import KEEP
 from lipcompile.frontends.onnx.entries import repeats
 from lipcompile.frontends.onnx.node import module_of
-from lipcompile.frontends.onnx.values import Known, floats, toggled
+from lipcompile.frontends.onnx.values import Known, accepted, floats, toggled
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers import text
 from lipcompile.numbers.rounding import round_up
@@ -198,16 +198,18 @@ class Parameters:
         *,
         frozen: bool = False,
     ) -> Value:
-        """Add a node with parameters; a tensor that another node has already is the same parameter."""
+        """Add a node with parameters; a tensor that another node has already is the same parameter.
+
+        Raises PoisonedError.
+        """
         name = self._own_name(tensors) or name
         uses = [Use(op, attributes, operand.shape or (), role, known) for role, known in tensors]
         choices = {
             use.role: self._choice(use, name, trainable=not frozen and self._is_trainable(use)) for use in uses
         }
-        value = self.builder.add(op, attributes, [operand], name=name, parameters=choices)
-        if value.shape is not None:
-            for use in uses:
-                self._register(use, choices[use.role], f"{value.name}.{use.role}")
+        value = accepted(self.builder.add(op, attributes, [operand], name=name, parameters=choices))
+        for use in uses:
+            self._register(use, choices[use.role], f"{value.name}.{use.role}")
         return value
 
     def level(self) -> None:

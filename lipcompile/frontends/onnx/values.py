@@ -114,6 +114,17 @@ class OwnPlaces:
 Item = Known | Value | Placed | Strided | Extreme | OwnPlaces | Unfinished
 
 
+class PoisonedError(Exception):
+    """A node was refused, and is reported: of what follows from it nothing is known."""
+
+
+def accepted(value: Value) -> Value:
+    """Return what a node puts out; raises PoisonedError if the node was refused."""
+    if value.shape is None:
+        raise PoisonedError
+    return value
+
+
 def integers(known: Known, what: str) -> tuple[int, ...]:
     """Return the entries of an integer constant, in which `BATCH` may occur."""
     if known.array.dtype.kind not in "iu":

@@ -35,8 +35,7 @@ def attention(context: Context, node: OnnxNode) -> Value:
         return _attend(context, node, *operands)
     counts = [node.integer(f"{name}_num_heads", 0) for name in ("q", "kv", "kv")]
     q, k, v = (_split(context, node, *part) for part in zip(operands, counts, "qkv", strict=True))
-    made = _attend(context, node, q, k, v)
-    return made if made.shape is None else _join(context, node, made)
+    return _join(context, node, _attend(context, node, q, k, v))
 
 
 def _refuse_extras(context: Context, node: OnnxNode) -> None:

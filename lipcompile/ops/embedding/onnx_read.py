@@ -40,9 +40,7 @@ def _with_constant(
     context: Context, node: OnnxNode, made: Value, part: Value | Known, axis: int, *, last: bool
 ) -> Value:
     assert isinstance(part, Known)
-    if made.shape is None:
-        return made
-    known = _for_one_example(context, part, len(made.shape))
+    known = _for_one_example(context, part, len(shape_of(made)))
     if known.array.ndim > axis and known.array.shape[axis] == 0:
         return made
     return beside(context, node, context.numbers(made), known, axis, last=last)

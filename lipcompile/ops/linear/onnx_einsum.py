@@ -52,13 +52,9 @@ def einsum(context: Context, node: OnnxNode) -> Value:
     tensors, constants = _operands(context, node, terms, result)
     wanted = [set(result + "".join(terms[:index] + terms[index + 1 :])) for index in range(len(terms))]
     kept = [_summed(context, node, one, wanted[index], f"_{index}") for index, one in tensors.items()]
-    if any(one.value.shape is None for one in kept):
-        return replace(kept[0].value, shape=None)
     made = kept[0] if len(kept) == 1 else _product(context, node, kept[0], kept[1], result[1:])
     for index, known in constants.items():
         made = _multiplied(context, node, made, known, terms[index], result[1:])
-    if made.value.shape is None:
-        return made.value
     return permute(context, node, made.value, [made.letters.index(letter) for letter in result[1:]], "_ordered")
 
 
@@ -137,8 +133,6 @@ def _by_shared(context: Context, node: OnnxNode, tensor: Axes, known: Known, let
     shape = (*shape_of(left)[:-2], shape_of(left)[-1], prod(sizes[letter] for letter in new))
     array, moves = known.array.transpose(order).reshape(shape), then(known, "einsum", order, shape)
     made = by_heads(context, node, left, replace(known, array=array, moves=moves))
-    if made.shape is None:
-        return Axes(made, "")
     kept = "".join((*shared, *rest, *new))
     return Axes(reshape_to(context, node, made, tuple(sizes[letter] for letter in kept), "_whole"), kept)
 
@@ -194,8 +188,6 @@ def _multiplied(context: Context, node: OnnxNode, tensor: Axes, known: Known, le
     flat = reshape_to(context, node, moved, (*inner, prod(sizes[letter] for letter in contracted)), "_flat")
     matrix = _matrix(known, [letters.index(letter) for letter in (*new, *contracted)], len(new))
     made = parametric(context, node, Affine(DENSE, Dense(matrix.array.shape[0]), flat, matrix, None))
-    if made.shape is None:
-        return Axes(made, "")
     outer = (*inner, *(sizes[letter] for letter in new))
     return Axes(reshape_to(context, node, made, outer, "_apart"), "".join((*rest, *new)))
 

@@ -233,7 +233,7 @@ def fixed(context: Context, node: OnnxNode, operand: Value, axis: int, matrix: A
     turned = permute(context, node, operand, swap, f"{suffix}_t")
     layer, weight = Dense(len(matrix)), [("weight", Known(matrix))]
     made = context.parameters.add(DENSE, layer, turned, weight, f"{node.name}{suffix}", frozen=True)
-    return made if made.shape is None else permute(context, node, made, swap, f"{suffix}_back")
+    return permute(context, node, made, swap, f"{suffix}_back")
 
 
 def fourier(context: Context, node: OnnxNode) -> Value:
@@ -342,9 +342,7 @@ def parametric(context: Context, node: OnnxNode, layer: Affine) -> Value:
     if bias.array.shape == (layer.outputs,) and not weight.reused and not bias.reused:
         return _add(context, layer, [("weight", weight), ("bias", bias)], node.name)
     value = _add(context, layer, [("weight", weight)], node.name)
-    if value.shape is None:
-        return value
-    spatial = (1,) * (0 if layer.op is DENSE else len(value.shape) - 1)
+    spatial = (1,) * (0 if layer.op is DENSE else len(shape_of(value)) - 1)
     aligned = replace(bias, array=bias.array.reshape(-1, *spatial))
     shape = BiasShape(tuple(aligned.array.shape))
     return context.parameters.add(BIAS, shape, value, [("bias", aligned)], f"{node.name}_bias")

@@ -182,7 +182,7 @@ def _average(context: Context, node: OnnxNode, weight: Fraction) -> Value:
     operands, constants = _sorted_out(context, node)
     value = weighted_sum(context, node, operands, (weight,) * len(operands))
     for known in constants:
-        value = _biased(context, node, value, times(known, weight)) if value.shape is not None else value
+        value = _biased(context, node, value, times(known, weight))
     return value
 
 
@@ -223,13 +223,11 @@ def _max_min(context: Context, node: OnnxNode, first: Extreme, second: Extreme) 
     if first.made not in (None, along):
         raise Refusal("LIP110", "a maximum and a minimum must be concatenated along their new axis")
     ordered = _sorted(context, node, first.base, first.axis, descending=first.largest)
-    if ordered.shape is None:
-        return ordered
-    others = [axis for axis in range(len(ordered.shape)) if axis != first.axis]
+    others = [axis for axis in range(len(shape_of(ordered))) if axis != first.axis]
     moved = permute(context, node, ordered, [*others[:along], first.axis, *others[along:]], "_moved")
-    if first.made is not None or moved.shape is None:
+    if first.made is not None:
         return moved
-    sizes = moved.shape
+    sizes = shape_of(moved)
     return reshape_to(context, node, moved, (*sizes[:along], 2 * sizes[along + 1], *sizes[along + 2 :]), "_joined")
 
 
@@ -263,7 +261,7 @@ def _extreme(context: Context, node: OnnxNode, *, largest: bool) -> Item:
     if others:
         value = context.add(node, MAXIMUM if largest else MINIMUM, NoAttributes(), [value, *others])
     for known in constants:
-        value = limited(context, node, value, known, largest=largest) if value.shape is not None else value
+        value = limited(context, node, value, known, largest=largest)
     return value
 
 
@@ -352,11 +350,9 @@ def top_k(context: Context, node: OnnxNode) -> Value | list[Value]:
         raise Refusal("LIP102", f"an axis of size {shape_of(operand)[axis]} does not have {count} entries")
     descending = bool(node.integer("largest", 1))
     ordered = _sorted(context, node, operand, axis, descending=descending)
-    if ordered.shape is None:
-        return ordered
     found = cut(context, node, ordered, Slice(axis, 0, count), "_first")
     is_read = len(node.outputs) > 1 and bool(context.readers.get(node.outputs[1]))
-    if not is_read or axis != len(ordered.shape) - 1 or context.layout != FIRST:
+    if not is_read or axis != len(shape_of(ordered)) - 1 or context.layout != FIRST:
         return found
     try:
         return [found, places_in_order(context, node, operand, count, descending=descending)]

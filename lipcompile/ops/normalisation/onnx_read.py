@@ -56,7 +56,7 @@ def factored(context: Context, node: OnnxNode, operand: Value, known: Known, *, 
     scale = OP_BY_NAME["scale"]
     factors = replace(known, array=known.array.reshape(scale.parameter("gain").shape(attributes, (joined,))))
     made = context.parameters.add(scale, attributes, flat, [("gain", factors)], f"{node.name}_gain", frozen=frozen)
-    return made if made.shape is None else reshape_to(context, node, made, example, "_split")
+    return reshape_to(context, node, made, example, "_split")
 
 
 def _aligned(shape: Shape, example: Shape) -> Shape:
@@ -81,7 +81,7 @@ def affine(context: Context, node: OnnxNode, made: Value, stored: Shape, shape: 
     """
     for index, apply, neutral in ((1, gain, 1), (2, shift, 0)):
         known = context.known(node, index, ("", "the scale", "the bias")[index])
-        if known is None or made.shape is None or _is_neutral(context, known, neutral):
+        if known is None or _is_neutral(context, known, neutral):
             continue
         extra = known.array.ndim - len(stored)
         if known.array.shape != (1,) * extra + stored:
@@ -180,7 +180,7 @@ def batch_normalization(context: Context, node: OnnxNode) -> Value:
         moved = beta - factors * mean
     behind = (1,) * (len(shape_of(operand)) - axis - 1)
     made = factored(context, node, operand, _frozen(factors, behind), frozen=True)
-    made = made if made.shape is None else shift(context, node, made, _frozen(moved, behind), frozen=True)
+    made = shift(context, node, made, _frozen(moved, behind), frozen=True)
     return affine(context, node, made, channels, (*channels, *behind)) if trains else made
 
 

@@ -234,7 +234,7 @@ def _place(context: Context, node: OnnxNode) -> Value:
     first = _apply(context, node, "equal", [before], suffix="_first")
     chosen = context.add(node, PRODUCT, NoAttributes(), [equal, first], "_chosen")
     place = fixed(context, node, chosen, axis, np.arange(size, dtype=np.float32)[None], "_place")
-    if node.integer("keepdims", 1) or place.shape is None:
+    if node.integer("keepdims", 1):
         return place
     return reshape_to(context, node, place, (*example[:axis], *example[axis + 1 :]), "_dropped")
 

@@ -16,7 +16,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed, placed
 from lipcompile.frontends.onnx.node import OnnxNode
-from lipcompile.frontends.onnx.values import Item, Known, floats
+from lipcompile.frontends.onnx.values import Item, Known, accepted, floats
 from lipcompile.ops.linear.rules import BIAS, DENSE, BiasShape, Dense
 from lipcompile.ops.recurrent.cells import (
     CELLS,
@@ -129,7 +129,7 @@ class _Maker:
 
     def node(self, op: AnyOp, attributes: Any, operands: Sequence[Value], name: str) -> Value:
         """Add a node without parameters."""
-        return self.context.builder.add(op, attributes, operands, name=name)
+        return accepted(self.context.builder.add(op, attributes, operands, name=name))
 
     def layer(self, role: Role, x: Value, name: str) -> Value:
         """Add a matrix, or what is added to the state; equal roles have the same parameters."""

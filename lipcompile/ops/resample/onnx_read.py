@@ -46,7 +46,7 @@ def pad(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP108", "Pad adds examples to the batch", MIXES)
     operand = _cropped(context, node, operand, sides[1:])
     around = tuple((max(low, 0), max(high, 0)) for low, high in sides[1:])
-    if not any(map(any, around)) or operand.shape is None:
+    if not any(map(any, around)):
         return operand
     return _framed(context, node, operand, around, _PADDING[mode], filled)
 
@@ -61,10 +61,10 @@ def _framed(
     else:
         apart = reshape_to(context, node, operand, (1, *shape_of(operand)), "_apart")
         padded = context.add(node, OP_BY_NAME["pad"], Pad(around, mode), [apart])
-        padded = padded if padded.shape is None else reshape_to(context, node, padded, padded.shape[1:], "_whole")
-    if padded.shape is None or not filled:
+        padded = reshape_to(context, node, padded, shape_of(padded)[1:], "_whole")
+    if not filled:
         return padded
-    return plus_entries(context, node, padded, _frame(padded.shape, around, filled), "_filled")
+    return plus_entries(context, node, padded, _frame(shape_of(padded), around, filled), "_filled")
 
 
 def _filling(context: Context, node: OnnxNode) -> Fraction:
@@ -86,7 +86,7 @@ def _cropped(context: Context, node: OnnxNode, operand: Value, sides: Pairs) -> 
         part = Slice(axis, max(-low, 0), size + min(high, 0))
         if part.start >= part.stop:
             raise Refusal("LIP102", f"Pad removes the whole axis of size {size}")
-        operand = operand if operand.shape is None else cut(context, node, operand, part, f"_cut{axis}")
+        operand = cut(context, node, operand, part, f"_cut{axis}")
     return operand
 
 
@@ -124,11 +124,11 @@ def gather(context: Context, node: OnnxNode) -> Value:
         value = cut(context, node, operand, Slice(axis, found[0], found[-1] + 1))
     else:
         value = context.add(node, OP_BY_NAME["gather"], Gather(found, axis), [operand])
-    if indices.array.ndim == 1 or value.shape is None:
+    if indices.array.ndim == 1:
         return value
-    taken = tuple(int(size) for size in indices.array.shape)
+    taken, shape = tuple(int(size) for size in indices.array.shape), shape_of(value)
     context.resized(axis, len(taken) - 1)
-    return reshape_to(context, node, value, (*value.shape[:axis], *taken, *value.shape[axis + 1 :]), "_entry")
+    return reshape_to(context, node, value, (*shape[:axis], *taken, *shape[axis + 1 :]), "_entry")
 
 
 def gather_nd(context: Context, node: OnnxNode) -> Value:
@@ -222,7 +222,7 @@ def _flat(places: Array, sizes: Shape) -> tuple[int, ...]:
 def _picked(context: Context, node: OnnxNode, operand: Value, shape: Shape, rows: tuple[int, ...]) -> Value:
     """Reshape, and take these entries of the first axis."""
     merged = reshape_to(context, node, operand, shape, "_merged")
-    return merged if merged.shape is None else context.add(node, OP_BY_NAME["gather"], Gather(rows, 0), [merged])
+    return context.add(node, OP_BY_NAME["gather"], Gather(rows, 0), [merged])
 
 
 def _embedding(context: Context, node: OnnxNode) -> Value:
@@ -288,7 +288,7 @@ def tile(context: Context, node: OnnxNode) -> Value:
     value = reshape_to(context, node, operand, apart, "_apart")
     value = context.add(node, OP_BY_NAME["expand"], Expand(copied), [value], "_copies")
     joined = tuple(count * size for count, size in zip(repeats[1:], example, strict=True))
-    return value if value.shape is None else reshape_to(context, node, value, joined)
+    return reshape_to(context, node, value, joined)
 
 
 def compress(context: Context, node: OnnxNode) -> Value:
@@ -328,9 +328,9 @@ def space_to_depth(context: Context, node: OnnxNode) -> Value:
     if mode not in ("DCR", "CRD"):
         raise Refusal("LIP102", f"SpaceToDepth has no mode {mode}")
     value = context.add(node, OP_BY_NAME["space_to_depth"], Block(r), [operand], "_blocks")
-    if value.shape is None or mode == "CRD":
+    if mode == "CRD":
         return value
-    return _regrouped(context, node, value, (channels, r * r), value.shape[1:])
+    return _regrouped(context, node, value, (channels, r * r), shape_of(value)[1:])
 
 
 def _regrouped(

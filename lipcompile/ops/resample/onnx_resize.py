@@ -39,7 +39,7 @@ def resize(context: Context, node: OnnxNode) -> Value:
         factors = tuple(int(scale) for scale in scales[1:])
         return _upsampled(context, node, operand, factors, mode, align_corners=corners)
     for axis, scale in enumerate(scales):
-        if scale != 1 and operand.shape is not None:
+        if scale != 1:
             operand = _interpolated(context, node, operand, axis, scale, sizes[axis] if sizes else None)
     return operand
 

@@ -33,8 +33,8 @@ def identity(context: Context, node: OnnxNode) -> Item | None:
 
 
 def reshape_to(context: Context, node: OnnxNode, operand: Value, shape: Shape, suffix: str = "") -> Value:
-    """Add what turns the operand into this shape: nothing, a flatten or a reshape; nothing to a poisoned one."""
-    if operand.shape is None or operand.shape == shape:
+    """Add what turns the operand into this shape: nothing, a flatten or a reshape."""
+    if operand.shape == shape:
         return operand
     if len(shape) == 1:
         return context.add(node, OP_BY_NAME["flatten"], NoAttributes(), [operand], suffix)
@@ -241,8 +241,6 @@ def slice_(context: Context, node: OnnxNode) -> Item:
             operand = cut(context, node, operand, Slice(along, _clamped(start, size), _clamped(stop, size)))
         else:
             operand = _in_steps(context, node, operand, along, slice(start, stop, step))
-        if operand.shape is None:
-            return operand
     return operand
 
 

@@ -56,7 +56,7 @@ def _along_axis(context: Context, node: OnnxNode, op: str) -> Value:
         return context.add(node, OP_BY_NAME[op], attributes, [operand])
     flat = reshape_to(context, node, operand, (*example[:axis], prod(example[axis:])), "_joined")
     made = context.add(node, OP_BY_NAME[op], attributes, [flat])
-    return made if made.shape is None else reshape_to(context, node, made, example, "_split")
+    return reshape_to(context, node, made, example, "_split")
 
 
 IMPORTERS: Mapping[str, Importer] = {"LogSoftmax": log_softmax, "Softmax": softmax}

@@ -7,6 +7,8 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +208,28 @@ def test_imports_stay_inside(tmp_path: Path) -> None:
     for target, code in expected.items():
         assert only(lip(folder, f'import "{target}"\n{HEAD} b() }}')).code == code, target
     assert check(str(lip(folder, f'import "near.lip"\n{HEAD} b() dense(2) }}'))).ok
+
+
+# What is computed by several nodes, of which any may be too large: places of entries, one hot.
+PLACES = {
+    "gathered": [node("GatherElements", "h p", "y", axis=1)],
+    "scattered": [node("ScatterElements", "h p u", "y", axis=1, reduction="add")],
+    "in order": [node("TopK", "h k", "m t", axis=1), node("GatherElements", "h t", "y", axis=1)],
+    "rows": [node("Gather", "r p", "g"), node("Flatten", "g", "y")],
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_whatever_node_is_too_large_is_named(name: str, tmp_path: Path) -> None:
+    head = [node("Gemm", "x w", "h", transB=1), node("ArgMax", "h", "a", axis=1), node("Expand", "a s", "p")]
+    weights = {"w": floats(20, 6), "s": ints(1, 4), "k": ints(3), "u": floats(1, 4), "r": floats(20, 6)}
+    path = save(model([*head, *PLACES[name]], ("batch", 6), weights), tmp_path)
+    clipped = ModelOptions(bounds="clip", input_norm=Fraction(1))
+    assert not [found for found in told(path, clipped) if found.severity == "error"]
+    for entries in range(120, 600, 20):
+        options = replace(clipped, limits=parse_limits([f"entries={entries}"]))
+        codes = {found.code for found in told(path, options) if found.severity == "error"}
+        assert not codes or "LIP018" in codes
 
 
 def test_imports_count_together(tmp_path: Path) -> None:

@@ -76,9 +76,7 @@ def _node(found: Found, key: str) -> OnnxNode | None:
 
 def _times(context: Context, node: OnnxNode, value: Value, factor: Fraction, suffix: str = "_scaled") -> Value:
     """Multiply by a number, unless it is 1 but for rounding."""
-    if value.shape is None or equal(factor, ONE):
-        return value
-    return context.add(node, SUM, Sum((factor,)), [value], suffix)
+    return value if equal(factor, ONE) else context.add(node, SUM, Sum((factor,)), [value], suffix)
 
 
 # Activations
@@ -375,13 +373,12 @@ def _rooted(context: Context, node: OnnxNode, made: Value, found: Found, share: 
 
 def _softened(context: Context, node: OnnxNode, operand: Value, eps: Fraction) -> Value:
     """√(y² + eps) of each entry: the norm of y beside √eps."""
-    if operand.shape is None:
-        return operand
-    entries = reshape_to(context, node, operand, (math.prod(operand.shape), 1), "_entries")
+    shape = shape_of(operand)
+    entries = reshape_to(context, node, operand, (math.prod(shape), 1), "_entries")
     padded = context.add(node, OP_BY_NAME["pad"], Pad(((0, 1),)), [entries], "_beside")
     beside = plus_entries(context, node, padded, np.array([0, math.sqrt(eps)], np.float32), "_eps")
     norms = context.add(node, OP_BY_NAME["reduce_l2"], Reduce((1,), keep=False), [beside])
-    return reshape_to(context, node, norms, operand.shape, "_rooted")
+    return reshape_to(context, node, norms, shape, "_rooted")
 
 
 # Attention
