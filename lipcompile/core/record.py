@@ -214,7 +214,7 @@ class Op(Generic[A]):
     norm: NormRule[A]
     row: NormRule[A] | None
     entry: NormRule[A] | None
-    reads: frozenset[Measure]
+    reads: tuple[Measure, ...]
     lipschitz: LipschitzRule[A] | None
     cotangent: CotangentRule[A]
     parts: bool
@@ -243,20 +243,20 @@ class LossLipschitzRule(Protocol[A_contra]):
     def __call__(self, num: Numbers[N], attributes: A_contra, shape: Shape, logits: Extent[N], /) -> N: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Loss(Generic[A]):
     """A loss of one example and its rule. `check` raises `Refusal` if the logits have the wrong shape.
 
-    reads: the measures beside the norm that the rule reads of the logits.
+    reads: the measures beside the norm that the rule reads of the logits; none by default.
     """
 
     name: str
     attributes: type[A]
     check: Callable[[A, Shape], None]
-    reads: frozenset[Measure]
     lipschitz: LossLipschitzRule[A]
     target: str
     proof: str
+    reads: tuple[Measure, ...] = ()
 
 
 AnyLoss = Loss[Any]

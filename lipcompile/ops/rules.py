@@ -114,7 +114,7 @@ def plain(
         norm=norm,
         row=row,
         entry=entry,
-        reads=frozenset(reads),
+        reads=reads,
         lipschitz=lipschitz,
         cotangent=cotangent,
         parts=parts,

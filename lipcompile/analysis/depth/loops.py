@@ -16,7 +16,6 @@ from lipcompile.core.record import (
     AnyOp,
     Constraint,
     Inputs,
-    Op,
     ParameterRule,
     Shape,
     Site,
@@ -27,6 +26,7 @@ from lipcompile.numbers import Count, N, Numbers, Step
 from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.polynomial import Polynomial, Polynomials, without_root
 from lipcompile.numbers.step import value
+from lipcompile.ops.rules import plain
 
 # The sides of a minimum of different degrees to tell apart: see `Polynomials.saturated`.
 GROWING, SATURATED = False, True
@@ -118,22 +118,15 @@ def _polynomial(number: Polynomial[N], what: str) -> Mapping[int, N]:
 
 def loop_op(loop: Loop) -> AnyOp:
     """Return the record of a loop. Of each parameter its rules bound the gradients in all copies together."""
-    return Op(
-        name="loop",
-        attributes=Loop,
-        operands=(1, 1),
-        takes="reals",
-        shape=_shape,
+    return plain(
+        "loop",
+        Loop,
+        _shape,
+        "theory.md#repetition",
         norm=_norm,
-        row=None,
-        entry=None,
-        reads=frozenset(),
         lipschitz=_lipschitz,
-        cotangent=scaled_by_lipschitz,
-        parts=False,
         parameters=tuple(_parameter(loop.body, name) for name in loop.body.parameters),
         dsl=(),
-        proof="theory.md#repetition",
         draws=lambda loop: any(node.draws for node in loop.body.nodes),
     )
 

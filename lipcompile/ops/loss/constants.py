@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from math import prod
 from typing import Any, Literal
 
-from lipcompile.core.record import AnyLoss, Loss, LossLipschitzRule, Measure, Shape
+from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 
@@ -91,24 +91,3 @@ def over_outputs(num: Numbers[N], reduce: Reduce, count: int) -> N:
 def largest(num: Numbers[N], values: Sequence[Scalar]) -> N:
     """The largest of one or more scalars."""
     return num.maximum(*(num.of(value) for value in values))
-
-
-def loss_record(
-    name: str,
-    attributes: type[Any],
-    check: Callable[[Any, Shape], None],
-    lipschitz: LossLipschitzRule[Any],
-    target: str,
-    proof: str,
-    reads: tuple[Measure, ...] = (),
-) -> AnyLoss:
-    """Return the record of a loss; by default its rule reads the norm of the logits alone."""
-    return Loss(
-        name=name,
-        attributes=attributes,
-        check=check,
-        reads=frozenset(reads),
-        lipschitz=lipschitz,
-        target=target,
-        proof=proof,
-    )

@@ -7,9 +7,9 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from lipcompile.core.record import AnyLoss, Extent, NoAttributes, Shape
+from lipcompile.core.record import AnyLoss, Extent, Loss, NoAttributes, Shape
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.loss.constants import Reduce, any_numbers, loss_record, over_outputs
+from lipcompile.ops.loss.constants import Reduce, any_numbers, over_outputs
 
 ONE = Fraction(1)
 
@@ -97,7 +97,7 @@ def _residual(num: Numbers[N], loss: Huber | SmoothL1, target_norm: Scalar, shap
 
 
 def _regression(name: str, attributes: type[Any], rule: Any, proof: str, target: str) -> AnyLoss:
-    return loss_record(name, attributes, any_numbers, rule, target, f"regression.md#{proof}")
+    return Loss(name, attributes, any_numbers, rule, target, f"regression.md#{proof}")
 
 
 REAL = "numbers of the shape of the output"

@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import prod
 from typing import Any, Literal
 
-from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN, AnyLoss, Extent, NoAttributes, Shape
+from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN, AnyLoss, Extent, Loss, NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.loss import regression
@@ -16,7 +16,6 @@ from lipcompile.ops.loss.constants import (
     any_numbers,
     image_of_logits,
     largest,
-    loss_record,
     one_logit,
     over_outputs,
     several_classes,
@@ -291,8 +290,8 @@ CLASS = "a class index"
 SIGN = "-1 or 1"
 
 LOSSES: tuple[AnyLoss, ...] = (
-    loss_record("cross_entropy", CrossEntropy, check_cross_entropy, cross_entropy, CLASS, "loss.md#cross-entropy"),
-    loss_record(
+    Loss("cross_entropy", CrossEntropy, check_cross_entropy, cross_entropy, CLASS, "loss.md#cross-entropy"),
+    Loss(
         "token_cross_entropy",
         TokenCrossEntropy,
         check_token_cross_entropy,
@@ -301,7 +300,7 @@ LOSSES: tuple[AnyLoss, ...] = (
         "loss.md#cross-entropy-of-tokens",
         reads=("row",),
     ),
-    loss_record(
+    Loss(
         "pixel_cross_entropy",
         PixelCrossEntropy,
         check_pixel_cross_entropy,
@@ -309,11 +308,9 @@ LOSSES: tuple[AnyLoss, ...] = (
         CLASS_OF_PIXEL,
         "loss.md#cross-entropy-of-tokens",
     ),
-    loss_record("nll", NoAttributes, several_classes, unit, CLASS, "loss.md#negative-log-likelihood"),
-    loss_record(
-        "bce", Logistic, one_logit, binary_cross_entropy, "a number from 0 to 1", "loss.md#binary-cross-entropy"
-    ),
-    loss_record(
+    Loss("nll", NoAttributes, several_classes, unit, CLASS, "loss.md#negative-log-likelihood"),
+    Loss("bce", Logistic, one_logit, binary_cross_entropy, "a number from 0 to 1", "loss.md#binary-cross-entropy"),
+    Loss(
         "multilabel_bce",
         MultilabelBCE,
         any_numbers,
@@ -322,17 +319,15 @@ LOSSES: tuple[AnyLoss, ...] = (
         "loss.md#binary-cross-entropy",
         reads=("entry",),
     ),
-    loss_record("hinge", Hinge, one_logit, unit, SIGN, "loss.md#margins"),
-    loss_record("kr", NoAttributes, one_logit, unit, SIGN, "loss.md#margins"),
-    loss_record("hkr", HingeKR, one_logit, hinge_kr, SIGN, "loss.md#margins"),
-    loss_record(
-        "multiclass_hinge", MulticlassHinge, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"
-    ),
-    loss_record("multiclass_kr", MulticlassKR, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"),
-    loss_record(
+    Loss("hinge", Hinge, one_logit, unit, SIGN, "loss.md#margins"),
+    Loss("kr", NoAttributes, one_logit, unit, SIGN, "loss.md#margins"),
+    Loss("hkr", HingeKR, one_logit, hinge_kr, SIGN, "loss.md#margins"),
+    Loss("multiclass_hinge", MulticlassHinge, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"),
+    Loss("multiclass_kr", MulticlassKR, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"),
+    Loss(
         "multiclass_hkr", MulticlassHingeKR, several_classes, multiclass_hinge_kr, CLASS, "loss.md#one-against-all"
     ),
-    loss_record("multi_margin", MultiMargin, several_classes, multi_margin, CLASS, "loss.md#multi-margin"),
-    loss_record("cosine", Cosine, several_classes, cosine, CLASS, "loss.md#cosine"),
+    Loss("multi_margin", MultiMargin, several_classes, multi_margin, CLASS, "loss.md#multi-margin"),
+    Loss("cosine", Cosine, several_classes, cosine, CLASS, "loss.md#cosine"),
     *regression.LOSSES,
 )
