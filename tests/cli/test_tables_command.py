@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lipcompile.cli.shared import tables
-from lipcompile.cli.shared.tables import Options, Outcome, Parts
+from lipcompile.cli.shared.tables import Outcome, Parts
 from lipcompile.tables.schema import Boolean, Category, Number
 from lipcompile.tables.schema_file import load
 from tests.cli.commands import run
@@ -28,14 +28,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("people.csv", range(ROWS))
 
 
+Learned = list[tuple[Parts, dict[str, Any]]]
+
+
 @pytest.fixture
-def learner(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Parts, Options]]:
+def learner(monkeypatch: pytest.MonkeyPatch) -> Learned:
     """A learner that says what it was given."""
     given = []
 
-    def fit(parts: Parts, options: Options) -> Outcome:
-        given.append((parts, options))
-        return Outcome(0.8125, 0.99991, 1e-5, options.seed is None, {"model": Path("run/model.pkl")})
+    def fit(parts: Parts, output: Path | None, **options: Any) -> Outcome:
+        given.append((parts, {"output": output, **options}))
+        return Outcome(0.8125, 0.99991, 1e-5, options["seed"] is None, {"model": Path("run/model.pkl")})
 
     monkeypatch.setattr(tables, "fit", fit)
     return given
@@ -60,7 +63,7 @@ def refused(command: str, capsys: Capture) -> str:
 # new
 
 
-def test_a_schema_is_written_where_train_finds_it(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+def test_a_schema_is_written_where_train_finds_it(capsys: Capture, learner: Learned) -> None:
     assert run("new people.csv --target income") == 0
     out, err = capsys.readouterr()
     assert out.startswith("people.schema.toml: 3 columns, 1 of them without a range.")
@@ -72,7 +75,7 @@ def test_a_schema_is_written_where_train_finds_it(capsys: Capture, learner: list
     assert len(learner) == 1
 
 
-def test_a_first_row_in_place_of_names_is_said(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+def test_a_first_row_in_place_of_names_is_said(capsys: Capture, learner: Learned) -> None:
     Path("people.csv").write_text("".join(f"{n},{n + 5000},{'yes' if n % 2 else 'no'}\n" for n in range(ROWS)))
     assert run("train people.csv --epsilon 1 --target no --output run") == 0
     assert run("new people.csv --target no") == 0
@@ -112,10 +115,16 @@ def test_a_delta_that_protects_nobody_is_said(capsys: Capture) -> None:
     assert "examples" not in capsys.readouterr().err
 
 
-def test_a_table_is_trained_in_one_line(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+def test_a_table_is_trained_in_one_line(capsys: Capture, learner: Learned) -> None:
     assert run(f"{TRAIN} --delta 1e-6 --output run/first") == 0
     ((parts, options),) = learner
-    assert options == Options(1.0, 1e-6, False, None, Path("run/first"))
+    assert options == {
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "search": False,
+        "seed": None,
+        "output": Path("run/first"),
+    }
     assert parts.schema.classes == ("high", "low", "top")
     ages = np.concatenate([parts.train.x[:, 0], parts.test.x[:, 0]])
     assert (len(parts.train.x), len(parts.test.x)) == (40, 10)
@@ -133,9 +142,7 @@ def test_a_table_is_trained_in_one_line(capsys: Capture, learner: list[tuple[Par
     assert "4711" not in out + err
 
 
-def test_values_outside_of_a_public_range_are_reported(
-    capsys: Capture, learner: list[tuple[Parts, Options]]
-) -> None:
+def test_values_outside_of_a_public_range_are_reported(capsys: Capture, learner: Learned) -> None:
     """Ages are 0 to 49, and the first 40 rows that are drawn train: some 20 % of them are above 39."""
     assert run("new people.csv --target income") == 0
     schema = Path("people.schema.toml")
@@ -149,7 +156,7 @@ def test_values_outside_of_a_public_range_are_reported(
 
 
 def test_what_no_budget_covers_is_said_and_stands_in_the_schema_that_is_kept(
-    capsys: Capture, learner: list[tuple[Parts, Options]]
+    capsys: Capture, learner: Learned
 ) -> None:
     assert run(f"{TRAIN} --output run") == 0
     said = ["kinds of columns were read from the rows", "classes were read from the rows"]
@@ -159,9 +166,7 @@ def test_what_no_budget_covers_is_said_and_stands_in_the_schema_that_is_kept(
     assert load(Path("run/schema.toml")) == learner[0][0].schema
 
 
-def test_with_a_schema_nothing_is_read_from_the_rows(
-    capsys: Capture, learner: list[tuple[Parts, Options]]
-) -> None:
+def test_with_a_schema_nothing_is_read_from_the_rows(capsys: Capture, learner: Learned) -> None:
     Path("own.toml").write_text(
         'target = "income"\nclasses = ["low", "high", "top", "none"]\n'
         '[columns]\nage = { kind = "number", low = 0, high = 100 }\n'
@@ -174,25 +179,25 @@ def test_with_a_schema_nothing_is_read_from_the_rows(
     assert parts.schema.classes == ("low", "high", "top", "none")
 
 
-def test_a_number_is_regressed(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+def test_a_number_is_regressed(capsys: Capture, learner: Learned) -> None:
     assert run("train people.csv --epsilon 1 --target age") == 0
     ((parts, options),) = learner
     assert parts.schema.task == "regression"
     assert parts.train.y is not None
     assert parts.train.y.dtype == np.float64
-    assert options.output is None
+    assert options["output"] is None
     out = capsys.readouterr().out
     assert out.startswith("test R² 0.812 ")
     assert "schema" not in out
 
 
-def test_other_rows_may_be_tested_on(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+def test_other_rows_may_be_tested_on(capsys: Capture, learner: Learned) -> None:
     write("more.csv", range(100, 107))
     Path("more.csv.gz").write_bytes(gzip.compress(Path("more.csv").read_bytes()))
     assert run(f"{TRAIN} --test more.csv.gz --seed 3") == 0
     ((parts, options),) = learner
     assert (len(parts.train.x), parts.test.x[:, 0].tolist()) == (ROWS, [*range(100, 107)])
-    assert options.seed == 3
+    assert options["seed"] == 3
     assert "NOT PRIVATE" in capsys.readouterr().out
 
 
@@ -226,9 +231,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_wrong_input_is_refused_before_anything_is_spent(
-    command: str, capsys: Capture, learner: list[tuple[Parts, Options]]
-) -> None:
+def test_wrong_input_is_refused_before_anything_is_spent(command: str, capsys: Capture, learner: Learned) -> None:
     Path("used").mkdir()
     Path("used/ledger.jsonl").touch()
     Path("empty.csv").touch()

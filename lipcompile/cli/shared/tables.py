@@ -53,25 +53,6 @@ class TableRun:
     output: Path | None
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to train.
-
-    Args:
-        epsilon: ε of everything that is done with the training rows.
-        delta: δ; None: the learner's default.
-        search: whether settings are searched, privately.
-        seed: makes the run repeatable, and not private.
-        output: folder for the model and its ledger; None: neither is kept.
-    """
-
-    epsilon: float
-    delta: float | None
-    search: bool
-    seed: int | None
-    output: Path | None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
     """Rows to train on, privately, and rows to test on, whose score is published exactly.
@@ -112,13 +93,16 @@ class Outcome:
     searched: str | None = None
 
 
-def fit(parts: Parts, options: Options) -> Outcome:
-    """Train privately and test; raises InputError (LIP401, LIP403)."""
+def fit(parts: Parts, output: Path | None, **options: Any) -> Outcome:
+    """Train privately and test, with these options of `fit_table`; write to a folder, if there is one.
+
+    Raises InputError (LIP401, LIP403).
+    """
     from lipcompile.cli.shared.table_report import Course, page_of
     from lipcompile.learn.table_model import fit_table
     from lipcompile.reports.html.table_page import render_table
 
-    output, course = options.output, Course()
+    course = Course()
 
     def stepped(done: int, planned: int, weights: Any) -> None:
         watch("", done, planned)
@@ -129,12 +113,9 @@ def fit(parts: Parts, options: Options) -> Outcome:
             model = fit_table(
                 parts.train,
                 parts.schema,
-                options.epsilon,
-                delta=options.delta,
-                search=options.search,
-                seed=options.seed,
                 ledger=None if output is None else output / LEDGER,
                 watch=stepped,
+                **options,
             )
     except (BudgetError, DataError) as error:
         raise input_error("LIP401" if isinstance(error, BudgetError) else "LIP403", str(error)) from None
@@ -154,7 +135,7 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
     """Train on a table with the options of the command line, and write what came out to stdout."""
     if run.output is not None:
         refuse_used(run.output, "choose another --output")
-    options = _options(given, run.output)
+    options = _options(given)
     schema, origins = _schema(run)
     parts = _parts(run, schema)
     if parts.schema != schema:
@@ -165,8 +146,8 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
             "(this figure is not private); correct the range in the schema, or leave it out",
             err=True,
         )
-    warn_of_delta(options.delta or 0.0, len(parts.train.x))
-    outcome = fit(replace(parts, source=run.data.name, unpaid=origins), options)
+    warn_of_delta(options["delta"] or 0.0, len(parts.train.x))
+    outcome = fit(replace(parts, source=run.data.name, unpaid=origins), run.output, **options)
     files = dict(outcome.files)
     if run.output is not None:
         files["schema"] = _kept(parts.schema, origins, run.data.name, run.output)
@@ -174,7 +155,7 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _options(given: Mapping[str, Any], output: Path | None) -> Options:
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return how to train; raises UsageError of click for options of networks, InputError (LIP404) without ε."""
     for name, value in given.items():
         if name not in _TAKEN and value not in (None, (), False):
@@ -183,7 +164,7 @@ def _options(given: Mapping[str, Any], output: Path | None) -> Options:
         raise input_error(
             "LIP404", "--epsilon is needed", "such as --epsilon 1: ε is your promise to the people in the table"
         )
-    return Options(given["epsilon"], given["delta"], bool(given.get("search")), given["seed"], output)
+    return {name: given[name] for name in ("epsilon", "delta", "seed")} | {"search": bool(given.get("search"))}
 
 
 def _flag(name: str) -> str:
