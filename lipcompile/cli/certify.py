@@ -14,7 +14,7 @@ import click
 from rich.console import RenderableType
 
 from lipcompile.cli.shared.arguments import format_option, module_argument, weights_option
-from lipcompile.cli.shared.inputs import CHECKPOINT, reading, trained
+from lipcompile.cli.shared.inputs import CHECKPOINT, Trained, reading, trained
 from lipcompile.cli.shared.output import complain, print_found
 from lipcompile.cli.shared.progress import CountWatch
 from lipcompile.core.backend import Backend, find
@@ -25,16 +25,6 @@ from lipcompile.reports.console import BAD, GOOD, printable, styled, table
 SCHEMA = "lipcompile.certify/1"
 RADII = ("1/255", "2/255", "4/255", "8/255", "16/255")
 REPORT = "gradient bounds rest on the same rules: please report it, with the module and the data"
-
-
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    """What is certified: a module with its weights, and the files that they and the data came from."""
-
-    module: Any
-    source: Path
-    weights: Path | None
-    data: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +96,10 @@ def certify(
     config = _effort(attack, effort)
     asked = _asked(radii or RADII, input_scale)
     backend = find()
-    subject = _trained_model(module, weights, data, backend)
-    found = _certified(subject, asked, config, backend)
-    print_found(form, _report(subject, asked, found, config), _text(subject, asked, found, config))
+    subject = _trained_model(module, weights, backend)
+    found = _certified(subject, data, asked, config, backend)
+    shown = subject, data, asked, found, config
+    print_found(form, _report(*shown), _text(*shown))
     if not found.sound:
         complain([refutation(found.broken)])
     return 0 if found.sound else 1
@@ -153,21 +144,23 @@ def _above(exact: Fraction) -> float:
     return above(exact)
 
 
-def _trained_model(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Trained:
+def _trained_model(path: Path, weights: Path | None, backend: Backend) -> Trained:
     """Run the module and load its weights; raises InputError (LIP510, LIP513)."""
     found = trained(path, weights, backend)
     if found.weights is None and (beside := found.source.parent / CHECKPOINT).is_file():
         message = f"the weights are those that the module starts with, not those of `{beside}`"
         complain([Diagnostic("LIP513", message, f"use --weights {beside}", Severity.WARNING)])
-    return _Trained(found.module, found.source, found.weights, data)
+    return found
 
 
-def _certified(subject: _Trained, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
+def _certified(
+    subject: Trained, data: Path, asked: _Radii, config: dict[str, int] | None, backend: Backend
+) -> Any:
     """Return what the backend finds; raises InputError (LIP402, LIP403, LIP511)."""
     certifier = backend.robustness
     try:
-        with reading(subject.data):
-            inputs, targets = certifier.load_examples(subject.module, subject.data)
+        with reading(data):
+            inputs, targets = certifier.load_examples(subject.module, data)
         attack = None if config is None else certifier.AttackConfig(**config)
         with CountWatch("attacking") as watch:
             return certifier.certify(subject.module, inputs, targets, asked.of_the_module(), attack, watch)
@@ -175,14 +168,16 @@ def _certified(subject: _Trained, asked: _Radii, config: dict[str, int] | None, 
         raise input_error("LIP511", str(error)) from None
 
 
-def _report(subject: _Trained, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:
+def _report(
+    subject: Trained, data: Path, asked: _Radii, found: Any, config: dict[str, int] | None
+) -> dict[str, Any]:
     from lipcompile.core.derivation import finite
 
     return {
         "schema": SCHEMA,
         "module": str(subject.source),
         "weights": None if subject.weights is None else str(subject.weights),
-        "data": str(subject.data),
+        "data": str(data),
         "ok": found.sound,
         "examples": found.examples,
         "accuracy": found.right / found.examples,
@@ -220,10 +215,10 @@ def _constants(found: Any, module: Any) -> dict[str, Any]:
     }
 
 
-def _text(subject: _Trained, asked: _Radii, found: Any, config: dict[str, int] | None) -> Iterator[RenderableType]:
-    yield styled(
-        f"{found.examples} examples of {printable(str(subject.data))}, {_share(found.right, found)} right"
-    )
+def _text(
+    subject: Trained, data: Path, asked: _Radii, found: Any, config: dict[str, int] | None
+) -> Iterator[RenderableType]:
+    yield styled(f"{found.examples} examples of {printable(str(data))}, {_share(found.right, found)} right")
     yield styled(_of_constants(found.constants, subject.module))
     yield styled("")
     yield _table(asked, found)
