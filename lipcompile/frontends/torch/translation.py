@@ -66,7 +66,7 @@ def _translated(program: ExportedProgram) -> ModelProto:
         raise untraceable("LIP110", message, "leave proj_size out", at)
     named = program.state_dict.keys()
     if clashing := _clashing(program):
-        message = f"`{clashing}` is an argument of `forward`, and a parameter or buffer too: torch.onnx mixes them up"
+        message = f"`{clashing}` is an argument of `forward` and a parameter or buffer: torch.onnx mixes them up"
         raise untraceable("LIP121", message, "give one of them another name", None)
     table = {**rnn.translations(), **normalisation.translations(), **shape.translations()}
     if any(map(pooling.is_unwritten, program.graph.nodes)):

@@ -56,7 +56,7 @@ _OF_TRUTHS = (
 def instead(context: Context, node: OnnxNode) -> Value | None:
     """Return a node as functions of entries; None where it is none, or where they are not allowed.
 
-    Raises Refusal (LIP108) where that is all that is wrong.
+    Raises Refusal (LIP108, LIP308) where that is all that is wrong.
     """
     make = _FUNCTIONS.get(node.op_type)
     read = [context.items.get(name) for name in node.proto.input]
@@ -66,7 +66,7 @@ def instead(context: Context, node: OnnxNode) -> Value | None:
     try:
         return make(context, node)
     except Refusal as refusal:
-        if refusal.code == "LIP108" and _clips(context):
+        if refusal.code in ("LIP108", "LIP308") and _clips(context):
             raise
         return None
 

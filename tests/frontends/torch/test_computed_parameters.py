@@ -335,6 +335,7 @@ def test_theorems_still_refuse() -> None:
     [
         lambda net, h: F.conv1d(h, net.w[:TOKENS, :TOKENS, None]) + F.pad(net.w[0], (0, 0)),
         lambda net, h: h + net.p.cumsum(0) + net.p,
+        lambda net, h: torch.where(h > 0, h + net.p, net.p.cumsum(0)),
     ],
 )
 def test_what_has_no_form_is_refused(function: Any) -> None:
