@@ -99,7 +99,7 @@ class Parameters:
     """The parameters of a model so far. `stored` are the names of its initializers.
 
     frozen: the constants that are not trained, where that is known of all; these have no sources.
-    several: stored tensors that were refused, as they are used in several ways.
+    several: stored tensors that were refused, as they are used in several ways, or in one that no op has.
     computed: stored tensors of which others are computed that are trained, and the operator that does so first.
     """
 
@@ -285,6 +285,11 @@ class Parameters:
         """Whether a parameter is the transpose of a constant matrix, made of the same stored tensor."""
         moved = (known.sources, toggled(known))
         return any(source in self._owners and self._owners[source].use.key == moved for source in known.sources)
+
+    def computed_with(self, known: Known, refusal: Refusal) -> Refusal:
+        """Return a refusal of trained tensors that no op has as a parameter; by clips they may be tensors."""
+        self.several |= known.sources
+        return refusal
 
     def _used_in_another_way(self, source: str) -> Refusal:
         self.several.add(source)

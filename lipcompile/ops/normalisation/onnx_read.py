@@ -15,6 +15,7 @@ from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
+from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats
 from lipcompile.ops.linear.onnx_read import refuse_training
@@ -41,15 +42,19 @@ def gain(context: Context, node: OnnxNode, operand: Value, known: Known, *, froz
 def factored(context: Context, node: OnnxNode, operand: Value, known: Known, *, frozen: bool = False) -> Value:
     """As `gain`, by a constant without an axis for the batch.
 
-    `scale` has one axis of factors: several neighbouring axes become one, and several again.
+    `scale` has one axis of factors: several neighbouring axes become one, and several again. Factors that leave an
+    axis between these out are copied along it if they are not trained.
     """
     example = shape_of(operand)
     shape = _aligned(known.array.shape, example)
     varied = [axis for axis, size in enumerate(shape) if size > 1]
     first, last = (varied[0], varied[-1] + 1) if varied else (len(example) - 1, len(example))
     if varied and shape[first:last] != example[first:last]:
-        message = f"factors of shape {list(known.array.shape)} do not match neighbouring axes of {list(example)}"
-        raise Refusal("LIP110", message, "use one factor for each entry of one axis")
+        if known.sources and not frozen:
+            raise context.parameters.computed_with(known, _between(known, example))
+        shape = (*shape[:first], *example[first:last], *shape[last:])
+        expect_array(shape)
+        known = Known(np.broadcast_to(known.array, shape))
     joined = (*example[:first], prod(example[first:last]), *example[last:])
     flat = reshape_to(context, node, operand, joined, "_joined")
     attributes = PerFeature(first if varied else None, shared=not varied)
@@ -57,6 +62,11 @@ def factored(context: Context, node: OnnxNode, operand: Value, known: Known, *, 
     factors = replace(known, array=known.array.reshape(scale.parameter("gain").shape(attributes, (joined,))))
     made = context.parameters.add(scale, attributes, flat, [("gain", factors)], f"{node.name}_gain", frozen=frozen)
     return reshape_to(context, node, made, example, "_split")
+
+
+def _between(known: Known, example: Shape) -> Refusal:
+    message = f"factors of shape {list(known.array.shape)} do not match neighbouring axes of {list(example)}"
+    return Refusal("LIP110", message, "use one factor for each entry of one axis")
 
 
 def _aligned(shape: Shape, example: Shape) -> Shape:
