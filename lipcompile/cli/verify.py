@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,9 +122,9 @@ def _report(found: Finding) -> dict[str, Any]:
         "certificate": str(found.source),
         "ok": found.ok,
         "graph_sha256": found.document.get("graph_sha256"),
-        "problems": [_problem(problem) for problem in verdict.problems],
+        "problems": [asdict(problem) for problem in verdict.problems],
         "files": [
-            {"file": str(path), "ok": not problems, "problems": [_problem(problem) for problem in problems]}
+            {"file": str(path), "ok": not problems, "problems": [asdict(problem) for problem in problems]}
             for path, problems in found.foreign.items()
         ],
         "loose": list(verdict.loose),
@@ -132,10 +132,6 @@ def _report(found: Finding) -> dict[str, Any]:
         "totals": {name: _finite(bound) for name, bound in verdict.totals.items()},
         "counts": dict(verdict.counts),
     }
-
-
-def _problem(problem: Problem) -> dict[str, str]:
-    return {"step": problem.step, "rule": problem.rule, "reason": problem.reason}
 
 
 def _finite(bound: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +81,7 @@ def report(derivation: Derivation) -> Json:
         "schema": SCHEMA,
         "model": _model(derivation),
         "ok": derivation.ok,
-        "requirements": {
-            "lipschitz_loss": _requirement(derivation.requirements.lipschitz_loss),
-            "bounded_input": _requirement(derivation.requirements.bounded_input),
-            "lipschitz_layers": _requirement(derivation.requirements.lipschitz_layers),
-        },
+        "requirements": asdict(derivation.requirements),
         "diagnostics": [_diagnostic(found) for found in derivation.diagnostics],
         "symbols": [_symbol(definition) for definition in analysis.definitions] if analysis else [],
         "layers": _layers(analysis) if analysis else [],
@@ -126,10 +123,6 @@ def _model(derivation: Derivation) -> Json:
 def _size(analysis: Analysis) -> int | None:
     size = analysis.graph.size()
     return size.numerator if isinstance(size, Fraction) else None
-
-
-def _requirement(requirement: Requirement) -> Json:
-    return {"ok": requirement.ok, "detail": requirement.detail}
 
 
 def _diagnostic(found: Diagnostic) -> Json:
