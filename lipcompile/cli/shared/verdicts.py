@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import isqrt, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,18 +116,32 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
 
 
 def agreement(made: type[Any], original: Original, derivation: Derivation, backend: Backend) -> Any:
-    """Return how far a class of modules is from the original on random inputs; raises the backend's ShapeError."""
+    """Return how far a class of modules is from the original on random inputs; raises the backend's ShapeError.
+
+    An original that fails on random tokens, such as a mask with other numbers than 0 and 1, is given these two.
+    Raises OriginalError where it fails on them, too.
+    """
+    from lipcompile.frontends.options import OriginalError
+
     assert derivation.analysis is not None
     graph = derivation.analysis.graph
-    return backend.deployment.agreement_with_original(
+    tokens = vocabulary(graph)
+    compared = partial(
+        backend.deployment.agreement_with_original,
         made,
         original,
         batch=original.batch,
         precision=original.precision,
-        vocabulary=vocabulary(graph),
         places=() if graph.input.tokens or graph.input.norm is not None else places(graph),
         log_softmax=_log_softmax(derivation),
     )
+    try:
+        return compared(vocabulary=tokens)
+    except OriginalError:
+        if tokens is None:
+            raise
+    fewest = min(tokens, 2) if isinstance(tokens, int) else tuple(min(each, 2) for each in tokens)
+    return compared(vocabulary=fewest)
 
 
 def _log_softmax(derivation: Derivation) -> int | None:

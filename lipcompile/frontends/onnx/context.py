@@ -116,11 +116,12 @@ class Context:
 
     def _vocabulary(self, value: Value) -> int | None:
         """Return how many tokens a value may hold: as many as the smallest table that all of its input select rows
-        of has; if there is none, as the largest that a part of them does, and then as the largest of all.
+        of has; if there is none, as the largest that a part of them does, and then as the largest of all, or as
+        select rows where constants were added to them.
         """
         if (source := self._source(value)) in self.truths:
             return 2
-        whole, parts, others = list[int](), list[int](), list[int]()
+        whole, parts, others, moved = list[int](), list[int](), list[int](), list[int]()
         for node in self.makers.values():
             table = self.items.get(node.proto.input[0]) if node.op_type == "Gather" else None
             if isinstance(table, Known) and table.array.ndim == 2:
@@ -129,7 +130,21 @@ class Context:
                 whole += [entries] * (self._tokens_of(name, _ALL_TOKENS) == source)
                 parts += [entries] * (of == source)
                 others += [entries] * (of is not None)
-        return min(whole, default=None) or max(parts, default=None) or max(others, default=None)
+                moved += [] if (least := self._added(name)) is None else [entries + max(-least, 0)]
+        return next((max(found) for found in ([min(whole)] if whole else [], parts, others, moved) if found), None)
+
+    def _added(self, name: str) -> int | None:
+        """Return the least whole number that is added to tokens, None if places are no such sum."""
+        while (maker := self.makers.get(name)) is not None and maker.op_type in _PART_TOKENS:
+            name = maker.proto.input[0]
+        if maker is None or maker.op_type not in ("Add", "Sub") or len(maker.proto.input) != 2:
+            return None
+        known = [item for each in maker.proto.input if isinstance(item := self.items.get(each), Known)]
+        held = [each for each in maker.proto.input if self._tokens_of(each, _PART_TOKENS) is not None]
+        if len(known) != 1 or len(held) != 1 or known[0].array.dtype.kind not in "iu" or not known[0].array.size:
+            return None
+        array = known[0].array
+        return int(array.min()) if maker.op_type == "Add" else -int(array.max())
 
     def _tokens_of(self, name: str, through: Sequence[str]) -> str | None:
         """Return the input whose tokens a tensor holds, as these operators hand them on; None if it holds none."""

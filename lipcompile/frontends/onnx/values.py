@@ -34,12 +34,12 @@ OF_ENTRIES = MOVES | {"CastLike", "Expand", "GatherElements", "GatherND", "Neg",
 # Deterministic, and no larger than `memory.expect` says: everything else is refused on constants as well.
 _ARITHMETIC = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
-    CastLike Ceil Clip Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Elu Equal Erf Exp Expand
-    EyeLike Floor GatherElements GatherND Greater GreaterOrEqual IsInf IsNaN LeakyRelu Less LessOrEqual Log
-    LogSoftmax MatMul Max Mean Min Mod Mul Neg NonZero Not Or Pad Pow Range Reciprocal ReduceL1 ReduceL2
-    ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Round
-    ScatterElements ScatterND Shape Sigmoid Sign Sin Sinh Size Softmax Softplus Split Sqrt Sub Sum Tan Tanh Tile
-    Trilu Where Xor
+    CastLike Ceil Clip Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Einsum Elu Equal Erf Exp
+    Expand EyeLike Floor GatherElements GatherND Gemm Greater GreaterOrEqual IsInf IsNaN LeakyRelu Less
+    LessOrEqual Log LogSoftmax MatMul Max Mean Min Mod Mul Neg NonZero Not Or Pad Pow Range Reciprocal
+    ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+    ReduceSumSquare Relu Resize Round ScatterElements ScatterND Shape Sigmoid Sign Sin Sinh Size Softmax
+    Softplus Split Sqrt Sub Sum Tan Tanh Tile Trilu Where Xor
 """
 ARITHMETIC = frozenset(_ARITHMETIC.split())
 # What stands for the infinite numbers of masks: behind a softmax it is as good as they are.
@@ -322,6 +322,8 @@ def evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) -
 
     feeds = _feeds(proto, operands)
     memory.expect(proto, list(feeds.values()))
+    if proto.op_type == "GatherElements":
+        return [_gathered(proto, *feeds.values())]
     inputs = [helper.make_empty_tensor_value_info(name) for name in feeds]
     outputs = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
     graph = helper.make_graph([proto], "constant", inputs, outputs)
@@ -336,6 +338,17 @@ def evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) -
     results = [np.asarray(array) for array in found]
     memory.count(results, feeds)
     return results
+
+
+def _gathered(proto: NodeProto, array: Array, places: Array) -> Array:
+    """Return entries of an array at places along an axis; the reference fails where other sizes differ."""
+    axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
+    try:
+        cut = tuple(slice(None if i == axis % array.ndim else size) for i, size in enumerate(places.shape))
+        made: Array = np.take_along_axis(array[cut], places, axis)
+    except (IndexError, ValueError, ZeroDivisionError) as error:
+        raise Refusal("LIP102", f"GatherElements of constants cannot be evaluated: {error}") from None
+    return made
 
 
 def _feeds(proto: NodeProto, operands: Sequence[Known | None]) -> dict[str, Array]:

@@ -284,20 +284,26 @@ def _hot(context: Context, node: OnnxNode, size: int) -> Value:
 
 
 def _gathered(context: Context, node: OnnxNode) -> Value:
-    """Entries at places: the sum of those that the places are hot at."""
-    operand = context.tensor(node)
+    """Entries at places along an axis: the sum of those that the places are hot at."""
+    operand, places = context.tensor(node), context.tensor(node, 1)
+    rank = len(shape_of(operand))
+    axis = context.axis(node, node.integer("axis", 0), rank + 1)
+    last = [*(other for other in range(rank) if other != axis), axis]
+    operand = permute(context, node, operand, last, "_last")
+    places = permute(context, node, context.numbers(places), last, "_places")
     *others, size = shape_of(operand)
-    hot = _hot(context, node, size)
+    hot = one_hot(context, node, places, size)
     wide = _wide(context, node, operand, (*others, 1, size), shape_of(hot))
-    return _total(
-        context, node, context.add(node, PRODUCT, NoAttributes(), [hot, wide], "_chosen"), -1, "_entries"
-    )
+    chosen = context.add(node, PRODUCT, NoAttributes(), [hot, wide], "_chosen")
+    found = _total(context, node, chosen, -1, "_entries")
+    return permute(context, node, found, [last.index(other) for other in range(rank)], "_first")
 
 
 def _scattered(context: Context, node: OnnxNode) -> Value:
     """Numbers put at places, which must differ, or added there."""
     reduction, places = node.text("reduction", "none"), context.tensor(node, 1)
-    if reduction not in ("none", "add") or (reduction == "none" and not _differ(context, node.proto.input[1])):
+    differ = shape_of(places)[-1:] == (1,) or _differ(context, node.proto.input[1])
+    if reduction not in ("none", "add") or (reduction == "none" and not differ):
         raise Refusal("LIP110", "ScatterElements at places that may be equal")
     data = context.item(node, 0)
     size = data.array.shape[-1] if isinstance(data, Known) else context.shape(node)[-1]

@@ -164,11 +164,14 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "number of a spelling": lambda net, h: net.t * h * (1 + torch.erf(h / 2**0.5)) + net.t,
     "epsilon": lambda net, h: h * (h.square().mean(-1, keepdim=True) + net.t.square()).rsqrt() + net.t,
     "limits and bias": lambda net, h: h.clamp(-net.t.abs(), net.t.abs()) + net.t,
+    "axis between": lambda net, h: (h.view(-1, TOKENS, 2, 3) * net.w[:TOKENS, None, :3].exp()).reshape(h.shape),
     "batch behind": lambda net, h: (h.transpose(0, 1) * net.p + net.p.sigmoid()[:, None].mT).transpose(0, 1),
 }
 
 
-@pytest.mark.parametrize("name", by_day(("gate", "relative positions", "temperature", "weight norm"), USES))
+@pytest.mark.parametrize(
+    "name", by_day(("axis between", "gate", "relative positions", "temperature", "weight norm"), USES)
+)
 def test_a_parameter_is_trained_through_all_its_functions(name: str) -> None:
     net, x = Net(USES[name]), examples(TOKENS, WIDTH)
     held_to_torch(net, private(net, x), x)

@@ -143,3 +143,30 @@ def test_what_crosses_the_batch_is_refused(function: Any) -> None:
     with pytest.raises(InputError) as refused:
         lipcompile.private(Learned(function), (TOKENS, WIDTH), bounds="clip")
     assert "LIP108" in {found.code for found in refused.value.diagnostics}
+
+
+class Resized(nn.Module):
+    """Positions made for one size of images, as they fit another; a table of angles; kinds of tokens at places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions, self.head = nn.Parameter(torch.randn(1, WIDTH, 2, 2)), nn.Linear(WIDTH, 3)
+        self.register_buffer("rates", torch.rand(WIDTH))
+        self.kinds: Tensor
+        self.register_buffer("kinds", torch.arange(24.0).view(2, 12).roll(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = F.interpolate(self.positions, size=(3, 3), mode="bicubic", antialias=True)
+        angles = torch.einsum("i,j->ij", torch.arange(9.0), self.rates)
+        kinds = self.kinds.gather(1, torch.arange(9)[None] * 0 + torch.tensor([[3, 0, 1, 2, 5, 4, 11, 7, 6]]))
+        moved = x + positions.flatten(2).transpose(1, 2) + angles.sin()
+        return self.head((moved * kinds[0, :, None]).tanh().mean(1))  # type: ignore[no-any-return]
+
+
+def test_constants_are_resized_and_taken_apart() -> None:
+    """The module itself says what the numbers are; what is resized is trained itself, and told."""
+    net, x = Resized(), torch.randn(4, 9, WIDTH, generator=torch.Generator().manual_seed(1))
+    with pytest.warns(UserWarning, match="the weight that Resize computes from `positions`"):
+        module = lipcompile.private(net, x, bounds="clip")
+    torch.testing.assert_close(module(x), net(x), rtol=1e-4, atol=1e-5)

@@ -54,11 +54,15 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
     "added twice": lambda h: h.scatter_add(-1, (h[..., :2] > 0).long(), h[..., :2].exp()),
     "in another order": lambda h: h.gather(-1, h.square().argsort(-1)),
     "sorted with another": lambda h: (h * 2).tanh().gather(-1, h.sort(-1, descending=True).indices),
+    "of another axis": lambda h: h + (2 * h).tanh().gather(1, h.square().argmax(1, keepdim=True)),
+    "one written": lambda h: h * torch.zeros(h.size()).scatter_(-1, h.argmax(-1, keepdim=True), 1),
     "one hot": lambda h: h * F.one_hot(h.argmax(-1), WIDTH).float(),
 }
 
 
-@pytest.mark.parametrize("name", by_day(("experts", "hidden", "added twice", "in another order"), USES))
+@pytest.mark.parametrize(
+    "name", by_day(("experts", "hidden", "one written", "added twice", "in another order"), USES)
+)
 def test_entries_at_computed_places_are_clipped_example_by_example(name: str) -> None:
     net, x = Net(lambda _, h: USES[name](h)), examples(TOKENS, WIDTH)
     held_to_torch(net, lipcompile.private(net, x, bounds="clip"), x)
@@ -102,3 +106,57 @@ def test_what_has_no_one_meaning_or_crosses_the_batch_is_refused(function: Any) 
 def test_theorems_do_not_cross_places() -> None:
     with pytest.raises(InputError, match="LIP110"):
         lipcompile.private(Net(lambda _, h: experts(h)), examples(TOKENS, WIDTH), bounds="theorem")
+
+
+class Last(nn.Module):
+    """The state of a text at its last token, whose place is an input, as recommenders of sessions take it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.cell, self.head = (
+            nn.Embedding(9, 4),
+            nn.GRU(4, WIDTH, batch_first=True),
+            nn.Linear(WIDTH, 3),
+        )
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        states, _ = self.cell(self.words(x))
+        places = (lengths - 1).view(-1, 1, 1).expand(-1, -1, WIDTH)
+        return self.head(states.gather(1, places).squeeze(1))  # type: ignore[no-any-return]
+
+
+def test_a_place_of_the_tokens_may_be_an_input() -> None:
+    net, words, lengths = Last(), torch.arange(20).view(4, 5) % 9, torch.tensor([1, 5, 3, 2])
+    module = lipcompile.private(net, {"x": words, "lengths": lengths}, bounds="clip")
+    torch.testing.assert_close(module(words, lengths), net(words, lengths), rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        module.get_parameter("head.weight").mul_(2)
+    with pytest.warns(UserWarning, match="could not be compared: the module fails"):
+        lipcompile.load_trained(net, module, {"x": words, "lengths": lengths})
+    torch.testing.assert_close(module(words, lengths), net(words, lengths), rtol=1e-5, atol=1e-6)
+
+
+class Fields(nn.Module):
+    """One table for several columns, whose categories begin at offsets of their own: DeepFM and its kind."""
+
+    def __init__(self, offsets: tuple[int, ...]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.offsets: Tensor
+        self.register_buffer("offsets", torch.tensor(offsets))
+        self.table, self.head = nn.Embedding(12, 4), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x + self.offsets).flatten(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:the weights were loaded, but could not be compared")
+@pytest.mark.parametrize(("offsets", "largest"), [((0, 3, 9), 3), ((-1, 1, 4), 8)])
+def test_columns_may_share_a_table_at_offsets(offsets: tuple[int, ...], largest: int) -> None:
+    """Whole numbers are known to exist up to where the table ends, also those from which something is taken."""
+    net, x = Fields(offsets), torch.tensor([[1, 2, 1], [2, 1, 2], [1, 1, 1], [2, 2, 2]])
+    module = lipcompile.private(net, x, bounds="clip")
+    last = torch.full((1, 3), largest) - torch.tensor([0, 0, largest - 2])
+    torch.testing.assert_close(module(last), net(last), rtol=1e-5, atol=1e-6)
+    held_to_torch(net, module, x)

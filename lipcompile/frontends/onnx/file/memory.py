@@ -67,6 +67,14 @@ def entries(op_type: str, arrays: Sequence[Array], axis: int = 0) -> int:
             return int(rows * (arrays[0].size // max(arrays[0].shape[0], 1)))
         case "GatherElements":
             return int(arrays[-1].size)
+        case "Einsum":
+            return prod(int(array.size) for array in arrays)
+        case "Gemm" if len(arrays) > 1:
+            return prod(max(array.shape, default=1) for array in arrays[:2])
+        case "Resize" if arrays[-1].dtype.kind in "iu":
+            return _product(arrays[-1])
+        case "Resize":
+            return arrays[0].size * int(prod(max(float(scale), 1.0) for scale in arrays[-1].reshape(-1)[:64]) + 1)
         case "Pad" if len(arrays) > 1:
             more = sum(_sizes(arrays[1]))
             return prod(size + more for size in arrays[0].shape)
