@@ -338,7 +338,7 @@ def load_trained(module: Module, trained: Module | str | Path, example: Example,
         trained: what `private` made of it, after training; or the folder of `train` or `lipcompile train`.
         example, options: those that `private`, `train` or the command was given; the loss is known.
 
-    The two modules are compared on random inputs, in evaluation mode; a warning says so where yours fails on these.
+    The two modules are compared on random inputs, in evaluation mode; a warning says so where yours fails on them.
     With bounds by theorem the private module clips its inputs to their norm, and yours does not.
 
     Returns:
