@@ -75,8 +75,7 @@ class Formula:
             return Formula(sympy.S.Zero)
         if self.expression is sympy.S.One:
             return Formula(factor)
-        made = self if factor is sympy.S.One else Formula(self.expression * factor)
-        return Formula(sympy.oo) if made.expression is sympy.nan else made  # 0·∞, of numbers without a bound
+        return self if factor is sympy.S.One else Formula(self.expression * factor)
 
     __rmul__ = __mul__
 

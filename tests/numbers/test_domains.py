@@ -190,10 +190,3 @@ def test_formulas_of_extremes_leave_out_what_another_operand_makes_redundant() -
     assert low.expression == sympy.Min(x.expression, y.expression)
     assert set(high.expression.args) == {(num.sqrt(2) * x).expression, (x + y).expression}
     assert num.minimum((num.sqrt(2) + 1) * (num.sqrt(2) + 1), 2 * num.sqrt(2) + 3).expression.is_number
-
-
-def test_nothing_times_an_unbounded_number_is_no_bound() -> None:
-    """Zeros of each example times what no rule bounds: sympy writes NaN, which has no order."""
-    number = Symbolic()
-    product = number.of(0) * number.unbounded()
-    assert number.minimum(product, number.of(3)).expression == 3
