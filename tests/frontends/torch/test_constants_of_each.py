@@ -170,3 +170,27 @@ def test_constants_are_resized_and_taken_apart() -> None:
     with pytest.warns(UserWarning, match="the weight that Resize computes from `positions`"):
         module = lipcompile.private(net, x, bounds="clip")
     torch.testing.assert_close(module(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+class OneHead(nn.Module):
+    """Two heads of queries attend to one head of keys and values, which is broadcast, as in Falcon."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.queries, self.keys, self.values = (nn.Linear(WIDTH, n) for n in (6, 3, 3))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.queries(x).view(-1, TOKENS, 2, 3).transpose(1, 2)
+        scores = q @ self.keys(x).unsqueeze(1).mT / 3**0.5
+        mixed = scores.softmax(-1) @ self.values(x).unsqueeze(1)
+        return self.head(mixed.transpose(1, 2).reshape(-1, TOKENS, 6).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("bounds", ["clip", "theorem"])
+def test_heads_may_share_keys_that_are_broadcast(bounds: Any) -> None:
+    net, x = OneHead(), torch.randn(4, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+    options = {"bounds": bounds, "input_norm": 9.0, "constraint": "keep"}
+    module = lipcompile.private(net, x, **options)
+    torch.testing.assert_close(module(x), net(x), rtol=1e-4, atol=1e-5)

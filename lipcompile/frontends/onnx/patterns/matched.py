@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lipcompile.core.graph import Value
 from lipcompile.core.record import AnyOp, NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.constants import broadcast, plus_entries
+from lipcompile.frontends.onnx.constants import broadcast, plus_entries, widened
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import FIRST, Placed, unplaced
@@ -398,7 +398,13 @@ def attention(context: Context, node: OnnxNode, found: Found) -> Value | None:
     dropout = _node(found, "dropout")
     dropped = Fraction(0) if dropout is None else drop_probability(context, dropout)
     attributes = DotProduct(_number(found, "scale"), causal, dropped)
-    return context.add(node, OP_BY_NAME["dot_product_attention"], attributes, [q, _swapped(context, node, kt), v])
+    keys, values = (
+        widened(context, node, one, (*shape_of(q)[:-2], *shape_of(one)[-2:]), suffix)
+        if len(shape_of(one)) == len(shape_of(q)) and set(shape_of(one)[:-2]) == {1}
+        else one
+        for one, suffix in ((_swapped(context, node, kt), "_key_copies"), (v, "_value_copies"))
+    )
+    return context.add(node, OP_BY_NAME["dot_product_attention"], attributes, [q, keys, values])
 
 
 def _over_keys(context: Context, softmax: OnnxNode, values: Value) -> bool:
