@@ -28,7 +28,7 @@ _INSIDE = 1 - 2**-10  # what rounding does to a norm must not make the module cl
 _NONZERO = 4
 # A difference counts where it is above this share of the largest output of the example, or more digits than the
 # original's numbers have; or a hundred times what float32 costs the emitted module, by its own result in float64.
-_TOLERANCE, _ULPS, _ROUNDING = 1e-4, 32.0, 100.0
+_TOLERANCE, _ULPS, _ROUNDING = 1e-5, 32.0, 100.0
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 # Examples for a file: how long they are, as shares likewise: within the ball, on its boundary, and outside.
 _LENGTHS = (1.0, 0.999, 0.5, 0.1, 0.01, 1e-3, 1e-6, 1.001, 1.5, 3.0, 30.0, 1e4, 1e10, 1e30)

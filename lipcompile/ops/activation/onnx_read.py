@@ -10,7 +10,7 @@ from fractions import Fraction
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.constants import scaled
+from lipcompile.frontends.onnx.constants import LARGEST, scaled, within
 from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import scalar
@@ -21,8 +21,6 @@ from lipcompile.ops.parametric.rules import PRELU, PerFeature
 from lipcompile.ops.table import OP_BY_NAME
 
 ONE = Fraction(1)
-# No number of a network is larger, and bfloat16 holds it: what a missing bound of Clip stands for.
-LARGEST = Fraction(2**127)
 # The constants of Selu, which files hold in float32.
 _SELU = {"alpha": Fraction("1.6732632423543772"), "gamma": Fraction("1.0507009873554805")}
 
@@ -78,11 +76,8 @@ def shrink(context: Context, node: OnnxNode) -> Value:
 
 
 def clip(context: Context, node: OnnxNode) -> Value:
-    """x, cut to an interval; [0, ∞) makes it ReLU, no bound at all the identity."""
-    low, high = clip_bounds(context, node)
-    if high == LARGEST and low in (-LARGEST, 0):
-        return context.unary(node, "relu", NoAttributes()) if low == 0 else context.tensor(node)
-    return context.unary(node, "hardtanh", Hardtanh(low, high))
+    """x, cut to an interval."""
+    return within(context, node, context.tensor(node), *clip_bounds(context, node))
 
 
 def clip_bounds(context: Context, node: OnnxNode) -> tuple[Fraction, Fraction]:

@@ -68,6 +68,13 @@ CASES: dict[str, Case] = {
     "a mean with constants": ([node("Mean", "x c", "y")], (4,), {"c": floats(4)}),
     "a maximum with constants": ([node("Max", "x c", "y")], (4,), {"c": floats(4)}),
     "a maximum of tensors and a number": ([node("Max", "x c d", "y")], (4,), {"c": number(0.1), "d": floats(4)}),
+    "a maximum with what hides": ([node("Max", "x c", "y")], (4,), {"c": number(np.finfo(np.float32).min)}),
+    "a minimum with the largest number": (
+        [node("Min", "x c", "y")],
+        (4,),
+        {"c": number(np.finfo(np.float32).max)},
+    ),
+    "a maximum with equal numbers": ([node("Max", "x c", "y")], (4,), {"c": np.full(4, -65504, np.float32)}),
     "a minimum with a number": ([node("Min", "c x", "y")], (4,), {"c": number(-0.2)}),
     "chosen from a constant": ([node("Where", "c x d", "y")], (4,), {"c": chequered(4), "d": floats(4)}),
     "masked by a number": ([node("Where", "c d x", "h"), FLAT], (2, 3), {"c": chequered(3), "d": number(-5)}),

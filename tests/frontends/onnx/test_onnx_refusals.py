@@ -117,6 +117,8 @@ REFUSED: list[Case] = [
     ("LIP108", "batch axis", [node("ReduceLogSumExp", "x", "y", axes=[-2])], ("n", 6), {}),
     ("LIP102", "do not fit", [SPLIT, node("Max", "a b", "y")], ("n", 6), {"s": ints(4, 2)}),
     ("LIP108", "example to example", [node("Max", "x c", "y")], ("n", 6), {"c": floats(3, 6)}),
+    ("LIP110", "limits that differ, one of which is -3.4e", [node("Max", "x c", "y")], ("n", 6),
+     {"c": np.where(MASK, 0, np.finfo(np.float32).min)}),
     ("LIP100", "it jumps", [node("Where", "x x x", "y")], ("n", 6), {}),
     ("LIP108", "example to example", [node("Where", "c x x", "y")], ("n", 6), {"c": np.tile(MASK, (3, 1))}),
     ("LIP102", "does not fit", [node("Where", "c x x", "y")], ("n", 6), {"c": MASK[:4]}),
