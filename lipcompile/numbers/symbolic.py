@@ -80,7 +80,8 @@ class Formula:
     __rmul__ = __mul__
 
     def __truediv__(self, other: Formula | int) -> Formula:
-        return Formula(self.expression / _expression(other))
+        quotient = self.expression / _expression(other)
+        return Formula(sympy.oo if quotient is sympy.nan else quotient)  # of ∞/∞ nothing is known
 
     def __rtruediv__(self, other: int) -> Formula:
         return Formula(other / self.expression)

@@ -190,3 +190,10 @@ def test_formulas_of_extremes_leave_out_what_another_operand_makes_redundant() -
     assert low.expression == sympy.Min(x.expression, y.expression)
     assert set(high.expression.args) == {(num.sqrt(2) * x).expression, (x + y).expression}
     assert num.minimum((num.sqrt(2) + 1) * (num.sqrt(2) + 1), 2 * num.sqrt(2) + 3).expression.is_number
+
+
+def test_a_quotient_of_unknown_numbers_is_unknown() -> None:
+    """As the bound of softsign has it, r·x/(r + x) at an x without a bound."""
+    num = Symbolic()
+    root = num.sqrt(3)
+    assert num.minimum(root, root * num.unbounded() / (root + num.unbounded())) == root
