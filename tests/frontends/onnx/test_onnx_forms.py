@@ -68,11 +68,11 @@ CASES: dict[str, Case] = {
     "a mean with constants": ([node("Mean", "x c", "y")], (4,), {"c": floats(4)}),
     "a maximum with constants": ([node("Max", "x c", "y")], (4,), {"c": floats(4)}),
     "a maximum of tensors and a number": ([node("Max", "x c d", "y")], (4,), {"c": number(0.1), "d": floats(4)}),
-    "a maximum with what hides": ([node("Max", "x c", "y")], (4,), {"c": number(np.finfo(np.float32).min)}),
+    "a maximum with what hides": ([node("Max", "x c", "y")], (4,), {"c": number(float(np.finfo(np.float32).min))}),
     "a minimum with the largest number": (
         [node("Min", "x c", "y")],
         (4,),
-        {"c": number(np.finfo(np.float32).max)},
+        {"c": number(float(np.finfo(np.float32).max))},
     ),
     "a maximum with equal numbers": ([node("Max", "x c", "y")], (4,), {"c": np.full(4, -65504, np.float32)}),
     "a minimum with a number": ([node("Min", "c x", "y")], (4,), {"c": number(-0.2)}),
