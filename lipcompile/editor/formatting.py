@@ -198,7 +198,8 @@ class _Layout:
 
     def _comment(self, comment: Comment, indent: int) -> None:
         """Write a comment behind the line above, where it stood and is the only one, or on its own line."""
-        if comment.alone or not self.lines or self.lines[-1].comment:
+        last = self.lines[-1] if self.lines else None
+        if comment.alone or last is None or last.comment or last.text.startswith("#"):
             self.lines.append(_Line(indent, comment.text))
         else:
             self.lines[-1].comment = comment.text

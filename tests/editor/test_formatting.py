@@ -97,6 +97,12 @@ def test_any_spaces_and_comments(data: st.DataObject) -> None:
         assert formatted(text, "x.lip") == formatted(text.replace("\r\n", "\n"), "x.lip")
 
 
+def test_a_comment_behind_a_token_without_a_line_stays_one() -> None:
+    """A `;` has no line: the one above it is a comment."""
+    for gap in ("; # a\n", "\n;  # a\n", ";\n# b\n;  # a\n"):
+        check(f"model m {{ input x: tensor[4], norm <= 1; relu\n# b\n{gap} dense(2); loss cross_entropy }}")
+
+
 def graph(text: str) -> Graph:
     found, problems = lower(parse(text, "x.lip").models[0], {}, ModelOptions())
     assert found is not None, problems
