@@ -17,7 +17,7 @@ from lipcompile import pipeline
 from lipcompile.analysis.clips import Source
 from lipcompile.core.backend import find, instantiate
 from lipcompile.diagnostics import InputError, Severity, input_error, told
-from lipcompile.frontends.options import Loaded, ModelOptions, model_options, parse_number
+from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError, model_options, parse_number
 from lipcompile.frontends.repairs import BatchNorm, Repairs
 from lipcompile.ops.registry import load_plugins
 
@@ -375,7 +375,6 @@ def _loaded(module: Module, source: Any, example: Example, options: ModelOptions
     import torch
 
     from lipcompile.cli.shared.verdicts import agreement
-    from lipcompile.frontends.options import OriginalError
     from lipcompile.frontends.torch.origins import origins
     from lipcompile.frontends.torch.padding import padded
 

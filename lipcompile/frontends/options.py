@@ -61,8 +61,7 @@ class ModelOptions:
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
     sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. loss_is_torchs:
     of outputs with several axes it counts classes along the first one. repairs: how `fix` replaces refused layers.
-    bounds: their source; clip_groups: what one clip bounds; clip_length: C; see
-    `analysis.clips`.
+    bounds: their source; clip_groups: what one clip bounds; clip_length: C; see `analysis.clips`.
     """
 
     input_norm: Scalar | None = None

@@ -19,6 +19,7 @@ from lipcompile.cli.shared.signals import signals
 from lipcompile.core.backend import Backend, find, program
 from lipcompile.core.record import class_axis
 from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity
+from lipcompile.frontends.options import OriginalError
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
@@ -95,8 +96,6 @@ def agrees(loaded: Loaded, derivation: Derivation, text: str | None = None) -> b
 
 
 def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str | None) -> Diagnostic:
-    from lipcompile.frontends.options import OriginalError
-
     assert loaded.original is not None
     try:
         original = loaded.original()
@@ -121,8 +120,6 @@ def agreement(made: type[Any], original: Original, derivation: Derivation, backe
     An original that fails on random tokens, such as a mask with other numbers than 0 and 1, is given these two.
     Raises OriginalError where it fails on them, too.
     """
-    from lipcompile.frontends.options import OriginalError
-
     assert derivation.analysis is not None
     graph = derivation.analysis.graph
     tokens = vocabulary(graph)

@@ -23,7 +23,7 @@ from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import Layout, Placed, placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import has_batch
-from lipcompile.frontends.onnx.values import Known, PoisonedError, floats, is_floating, scalar
+from lipcompile.frontends.onnx.values import LARGEST, Known, PoisonedError, floats, is_floating, scalar
 from lipcompile.ops.activation.rules import Hardtanh
 from lipcompile.ops.merge.rules import PRODUCT, SUM, WHERE, Sum, Where
 from lipcompile.ops.normalisation.onnx_read import factored, shift
@@ -207,14 +207,14 @@ def triangle(context: Context, node: OnnxNode) -> Value:
 # Limits and powers
 
 # No number of a network is larger, and bfloat16 holds it: what a missing bound of Clip stands for.
-LARGEST = Fraction(2**127)
+NO_END = Fraction(LARGEST)
 _CLOSE = 10_000
 
 
 def within(context: Context, node: OnnxNode, operand: Value, low: Fraction, high: Fraction) -> Value:
-    """x, cut to an interval, of which ±`LARGEST` is no end; [0, ∞) makes it ReLU, no end at all the identity."""
-    low, high = max(low, -LARGEST), min(high, LARGEST)
-    if high < LARGEST or low not in (-LARGEST, 0):
+    """x, cut to an interval, of which ±`NO_END` is no end; [0, ∞) makes it ReLU, no end at all the identity."""
+    low, high = max(low, -NO_END), min(high, NO_END)
+    if high < NO_END or low not in (-NO_END, 0):
         return context.add(node, OP_BY_NAME["hardtanh"], Hardtanh(low, high), [operand])
     return operand if low else context.add(node, OP_BY_NAME["relu"], NoAttributes(), [operand])
 
@@ -231,7 +231,7 @@ def limited(context: Context, node: OnnxNode, operand: Value, known: Known, *, l
     limit = np.broadcast_to(floats(aligned.array, "a limit"), shape)
     if limit.size and bool((limit == limit.flat[0]).all()):
         end = Fraction(float(limit.flat[0]))
-        return within(context, node, operand, *((end, LARGEST) if largest else (-LARGEST, end)))
+        return within(context, node, operand, *((end, NO_END) if largest else (-NO_END, end)))
     if bool((abs(limit) > _CLOSE).any()):
         message = f"limits that differ, one of which is {limit.flat[abs(limit).argmax()]:.3g}"
         raise Refusal("LIP110", message, f"use limits up to {_CLOSE}, one limit for all entries, or torch.where")

@@ -131,7 +131,8 @@ class Context:
                 parts += [entries] * (of == source)
                 others += [entries] * (of is not None)
                 moved += [] if (least := self._added(name)) is None else [entries + max(-least, 0)]
-        return next((max(found) for found in ([min(whole)] if whole else [], parts, others, moved) if found), None)
+        largest = (max(found, default=None) for found in (parts, others, moved))
+        return min(whole, default=None) or next(filter(None, largest), None)
 
     def _added(self, name: str) -> int | None:
         """Return the least whole number that is added to tokens, None if places are no such sum."""

@@ -342,7 +342,7 @@ def evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) -
 
 def _gathered(proto: NodeProto, array: Array, places: Array) -> Array:
     """Return entries of an array at places along an axis; the reference fails where other sizes differ."""
-    axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
+    axis = memory.axis_of(proto)
     try:
         cut = tuple(slice(None if i == axis % array.ndim else size) for i, size in enumerate(places.shape))
         made: Array = np.take_along_axis(array[cut], places, axis)

@@ -10,7 +10,7 @@ from fractions import Fraction
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.constants import LARGEST, scaled, within
+from lipcompile.frontends.onnx.constants import NO_END, scaled, within
 from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import scalar
@@ -81,9 +81,8 @@ def clip(context: Context, node: OnnxNode) -> Value:
 
 
 def clip_bounds(context: Context, node: OnnxNode) -> tuple[Fraction, Fraction]:
-    """Return the ends of the interval that a Clip cuts to, ±`LARGEST` where it does not."""
-    low, high = _bound(context, node, 1, "min", -LARGEST), _bound(context, node, 2, "max", LARGEST)
-    return max(low, -LARGEST), min(high, LARGEST)
+    """Return the ends of the interval that a Clip cuts to, ±`NO_END` where it has none."""
+    return _bound(context, node, 1, "min", -NO_END), _bound(context, node, 2, "max", NO_END)
 
 
 def _bound(context: Context, node: OnnxNode, index: int, name: str, absent: Fraction) -> Fraction:

@@ -124,11 +124,9 @@ static void widen(const char *entries, size_t count, float *restrict found) {
 }
 
 void pack(const operand *given, size_t example, float *widened, float *found) {
-    const float *entries = (const float *)(const void *)example_at(given, example);
-    if (given->extent > 0) {
-        widen(example_at(given, example), given->extent, widened);
-        entries = widened;
-    }
+    const char *own = example_at(given, example);
+    if (given->extent > 0) widen(own, given->extent, widened);
+    const float *entries = given->extent > 0 ? widened : (const float *)(const void *)own;
     size_t step = given->source_step * given->channel_stride;
     if (step == 1) {
         copy_channels(given, entries, found);

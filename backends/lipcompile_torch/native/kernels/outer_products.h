@@ -88,7 +88,7 @@ typedef struct {
 } operand;
 void pack(const operand *given, size_t example, float *widened, float *room);
 
-/* Where an example begins that is not read yet. */
+/* Where the entries of an example begin. */
 static inline const char *example_at(const operand *given, size_t example) {
     return (const char *)given->entries + example * given->example_stride * (given->extent > 0 ? 2 : sizeof(float));
 }

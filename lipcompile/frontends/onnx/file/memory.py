@@ -29,8 +29,12 @@ _KEEPING = frozenset(
 
 def expect(proto: NodeProto, arrays: Sequence[Array]) -> None:
     """Raise InputError (LIP018) if the result of an operator would exceed what constants may take."""
-    axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
-    expect_array((entries(proto.op_type, arrays, axis),))
+    expect_array((entries(proto.op_type, arrays, axis_of(proto)),))
+
+
+def axis_of(proto: NodeProto) -> int:
+    """Return the axis of an operator, 0 if it names none."""
+    return next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
 
 
 def expect_array(shape: Sequence[int]) -> None:
