@@ -55,7 +55,7 @@ class GateRecord:
         batch: stands for the batch that was drawn last.
         aside: outputs pass by the gate: what computes them one example at a time lets them through it together.
         aliases: where the parameters enter the forward pass.
-        is_loss_tried: a function of Python that is the loss was given a batch, see `losses.warn_of_mixing`.
+        is_loss_tried: a function of Python that is the loss was given a batch, see `own_losses.warn_of_mixing`.
     """
 
     examples: int = 0

@@ -25,7 +25,7 @@ from ..clip.example_gradients import by_example
 from ..nn import functional
 from ..nn.constrained import ConstrainedLayer, OutsideWarning, constraints_of, outside
 from ..nn.inputs import joined
-from ..nn.losses import warn_of_mixing
+from ..nn.own_losses import warn_of_mixing
 from ..sharding import gathered, hooked, plain_type, settle
 from .aliases import OVERLAP
 from .gate import GateRecord, Passage, check_saving, during, enter_criterion, leave_criterion, pass_gate

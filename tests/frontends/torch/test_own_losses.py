@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.nn.losses import MixingWarning, OneByOneWarning
+from lipcompile_torch.nn.own_losses import MixingWarning, OneByOneWarning
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_verify import verify
 from torch import Tensor, nn
@@ -216,7 +216,7 @@ def test_a_loss_that_vmap_cannot_run_is_computed_of_one_example_after_the_other(
         torch.testing.assert_close(found[i : i + 1], expected)
 
 
-@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.losses.OneByOneWarning")
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")
 def test_an_error_of_a_loss_is_its_own_and_others_are_out_of_reach_one_by_one() -> None:
     module = private(lambda out, _: out[:, :2] @ torch.ones(3))
     with pytest.raises(RuntimeError, match="size mismatch"):

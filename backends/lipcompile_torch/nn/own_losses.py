@@ -1,0 +1,132 @@
+"""Losses of one's own: functions of Python, of each example alone. Emitted files find :func:`own` in `losses`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from ..clip.example_passes import line_of
+
+
+def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] | None) -> Tensor:
+    """Return a function's values, [B], of each example alone: it is given outputs [1, …] and targets [1, …].
+
+    The targets are a tensor [B, …], or a tuple or a mapping of some.
+
+    Formal guarantees: no loss depends on another example, if the function depends on its arguments alone, and no
+    `torch.autograd.Function` in it has a `vmap` of its own, which is given all examples. No Lipschitz constant is
+    known.
+
+    Raises:
+        ValueError: there is no function, or it returns no real number, or several, for one example.
+    """
+    if function is None:
+        raise ValueError(
+            "the loss `own` is a function, which only Python can give: lipcompile.private(module, example, "
+            "loss=function)"
+        )
+
+    if not len(output):
+        return output.flatten(1).sum(1)
+
+    def of_one(row: Tensor, wanted: Any) -> Tensor:
+        value = function(row[None], tree_map(lambda part: part[None], wanted))
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the loss returns {kind} for one example: return a real number that torch computed")
+        if value.numel() != 1:
+            raise ValueError(f"the loss returns {value.numel()} numbers for one example: return their mean or sum")
+        return value.reshape(())
+
+    with _CheckedTables():
+        try:  # dropout or noise within the function draws for each example
+            return torch.vmap(of_one, randomness="different")(output, target)
+        except RuntimeError as error:
+            place, cause = line_of(error), str(error)
+        # In the memory of a copy there are no numbers of other examples, which a function could reach.
+        rows = (tree_map(lambda part, i=i: part[i].clone(), (output, target)) for i in range(len(output)))
+        losses = torch.stack([of_one(*row) for row in rows])
+    warnings.warn(
+        f"torch.vmap cannot run the loss{place}, so it is computed of one example after the other, which is "
+        f"slower: use torch.where in the place of `if`, and no .item() ({cause})",
+        OneByOneWarning,
+        stacklevel=4,
+    )
+    return losses
+
+
+class OneByOneWarning(UserWarning):
+    """A loss is computed of one example after the other."""
+
+
+class MixingWarning(UserWarning):
+    """A loss of a batch is made of more than the losses of its examples."""
+
+
+@torch.no_grad()
+def warn_of_mixing(function: Callable[[Tensor, Any], Tensor], output: Tensor, target: Any, losses: Tensor) -> None:
+    """Warn of a function whose value for a batch is neither the mean nor the sum of its values for the examples.
+
+    Args:
+        function: as that of :func:`own`.
+        output, target: of B >= 2 examples.
+        losses: its values for each example alone, [B].
+    """
+    if torch.compiler.is_compiling():
+        return
+
+    def value() -> Tensor:  # of copies, which the function may write into
+        given = tree_map(
+            lambda part: part.clone() if isinstance(part, Tensor) else part, (output.detach(), target)
+        )
+        return function(*given).double().reshape(-1)
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            values = [value() for _ in range(2)]
+    except Exception:
+        return
+    alone = losses.double()
+    known = [alone] if values[0].numel() > 1 else [alone.sum()[None], alone.mean()[None]]
+    whole, again = values
+    is_fixed = bool(whole.isfinite().all()) and torch.equal(whole, again)  # with dropout no two values are one
+    if is_fixed and not any(one.shape == whole.shape and torch.allclose(whole, one, 1e-3, 1e-6) for one in known):
+        nothing = " Of each it is 0, so nothing is learned." if not losses.any() else ""
+        warnings.warn(
+            "the loss of this batch is neither the mean nor the sum of the losses of its examples: it compares "
+            "examples, or divides by what they share. It is given one example at a time."
+            f"{nothing} What is compared, such as a pair, must be one example, with several inputs. Class "
+            "weights have no effect on the mean over one example: write them as factors",
+            MixingWarning,
+            stacklevel=4,
+        )
+
+
+class _CheckedTables(TorchFunctionMode):
+    """Reads rows of tables by indexing, which checks their places.
+
+    Torch's rule for embeddings under `vmap` takes a place beyond the end of one example's table as a row of the
+    next example's, and would mix them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        given, name = dict(kwargs or {}), getattr(func, "__name__", "").partition(".")[0]
+        if name in _RESIZING:
+            raise ValueError(f"the loss calls {name}, which would reach the numbers of other examples")
+        if func is F.embedding:
+            given |= dict(zip(("input", "weight"), args, strict=False))
+            return given["weight"][given["input"]]
+        if name == "embedding":  # of torch, and of its library of operators
+            given |= dict(zip(("weight", "indices"), args, strict=False))
+            return given["weight"][given["indices"]]
+        return func(*args, **given)
+
+
+_RESIZING = ("resize_", "resize_as_", "set_")
