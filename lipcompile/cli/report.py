@@ -15,7 +15,7 @@ from lipcompile.cli.shared.arguments import model_options, output_option, public
 from lipcompile.cli.shared.output import complain, refuse_source, serious, write_text
 from lipcompile.cli.shared.privacy import privacy_options
 from lipcompile.cli.shared.progress import CountWatch
-from lipcompile.cli.shared.settings import planned
+from lipcompile.cli.shared.settings import has_plan, planned
 from lipcompile.core.backend import find
 from lipcompile.diagnostics import input_error
 from lipcompile.reports.console import show
@@ -60,8 +60,11 @@ def report(
     """
     from lipcompile import pipeline
     from lipcompile.analysis.usefulness import judged
+    from lipcompile.cli.shared.curves import asked
 
     _check(model, output, layer)
+    if output is not None and not has_plan(model):
+        asked(given, {})  # what is missing is said before minutes are spent on the model
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
     if output is None:

@@ -21,7 +21,7 @@ from lipcompile.cli.shared.arguments import (
 from lipcompile.cli.shared.inputs import CHECKPOINT, reading
 from lipcompile.cli.shared.output import complain, serious
 from lipcompile.cli.shared.presets import begun
-from lipcompile.cli.shared.settings import defaults_of, planned, training_settings
+from lipcompile.cli.shared.settings import defaults_of, demand, has_plan, planned, training_settings
 from lipcompile.cli.shared.training import TrainingRun, execute, print_result, refuse_unresumed
 from lipcompile.core.backend import find
 
@@ -203,6 +203,8 @@ def _train_network(model: str, options: ModelOptions, data: Path, output: Path, 
     with reading(data):  # what is wrong with the command is said before minutes are spent on the model
         data.stat()
     refuse_unresumed(output, resume=given["resume"])
+    if not has_plan(model):
+        demand(given, ("epsilon", "delta"))
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
     plan = planned(loaded)

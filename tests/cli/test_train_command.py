@@ -87,6 +87,8 @@ def test_a_wrong_command_is_refused_before_the_model_is_read(
     Path("used/ledger.jsonl").touch()
     monkeypatch.setattr("lipcompile.pipeline.load", lambda *_: pytest.fail("too late"))
     assert "`used` holds an earlier run" in refused("--output used", capsys)
+    assert run("train nets:LeNet --data data.npz --output run") == 2
+    assert "--epsilon and --delta are needed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sampling", CHARGED)

@@ -102,7 +102,7 @@ def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
     Raises InputError (LIP404).
     """
     settings = merged(given, {"dataset_size": plan.get("dataset"), **plan}, {"neighbours": "add_remove"})
-    demand(settings, ("delta",))
+    demand(settings, ("delta",), _unknown_rate(given, settings))
     rate = _rate(given, settings)
     sizes = _sizes(given, settings)
     asked = _asked(given, plan, _steps(given, rate, sizes), _steps(settings, rate, sizes))
@@ -229,13 +229,17 @@ def _sizes(given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, 
     return int(settings["batch_size"]), int(settings["dataset_size"])
 
 
+def _unknown_rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options that say the sampling rate, if none of them is given."""
+    known = given["sampling_rate"] is not None or None not in (settings["batch_size"], settings["dataset_size"])
+    return () if known else ("--sampling-rate (or --batch-size with --dataset-size)",)
+
+
 def _rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
     if given["sampling_rate"] is not None:
         if given["batch_size"] is not None:
             raise setting_error("--sampling-rate and --batch-size say the same twice: leave one out")
         return float(given["sampling_rate"])
-    if settings["batch_size"] is None or settings["dataset_size"] is None:
-        raise setting_error("--sampling-rate, or --batch-size and --dataset-size, are needed")
     return float(settings["batch_size"] / settings["dataset_size"])
 
 

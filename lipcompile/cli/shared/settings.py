@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lipcompile_privacy.accounting import Drawing, NeighbouringRelation
@@ -132,11 +133,16 @@ def epoch_steps(dataset: float, batch: float) -> int:
     return max(1, round(dataset / batch))
 
 
-def demand(settings: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    """Raise InputError (LIP404) if a setting is missing."""
-    missing = [f"--{name.replace('_', '-')}" for name in names if settings[name] is None]
+def demand(settings: Mapping[str, Any], names: tuple[str, ...], also: tuple[str, ...] = ()) -> None:
+    """Raise InputError (LIP404) that lists what is missing: settings, and options that the caller found missing."""
+    missing = [*(f"--{name.replace('_', '-')}" for name in names if settings[name] is None), *also]
     if missing:
         raise setting_error(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} needed")
+
+
+def has_plan(model: str) -> bool:
+    """Return whether a model may have a `train` block: only a .lip file has one, and it is read in no time."""
+    return Path(model.partition("::")[0]).suffix == ".lip"
 
 
 def setting_error(message: str) -> InputError:
