@@ -134,7 +134,7 @@ def epoch_steps(dataset: float, batch: float) -> int:
 
 
 def demand(settings: Mapping[str, Any], names: tuple[str, ...], also: tuple[str, ...] = ()) -> None:
-    """Raise InputError (LIP404) that lists what is missing: settings, and options that the caller found missing."""
+    """Raise InputError (LIP404) with a list of missing settings, and of `also`, options that the caller misses."""
     missing = [*(f"--{name.replace('_', '-')}" for name in names if settings[name] is None), *also]
     if missing:
         raise setting_error(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} needed")
