@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 
 from lipcompile.tables.read import batches, called, check_names
 from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema, Text
-from lipcompile.tables.values import UnfitError, days, flags, numbers, texts
+from lipcompile.tables.values import UnfitError, days, flags, numbers, texts, words
 
 Kind = type[Number | Category | Boolean | Date | Ignore]
+Reader = Callable[[Any], NDArray[Any]]
 
 # A column is of the first kind that all its values have.
-_READERS: Mapping[Kind, Callable[[Any], NDArray[Any]]] = {
+_READERS: Mapping[Kind, Reader] = {
     Boolean: flags,
     Number: numbers,
     Date: days,
@@ -28,6 +30,9 @@ _READERS: Mapping[Kind, Callable[[Any], NDArray[Any]]] = {
 MOST_CLASSES = 20
 # More public names are hashed.
 MOST_NAMES = 64
+# So many different words, and so large a share of the values, may stand for a missing number.
+_MOST_WORDS = 3
+_SHARE_OF_WORDS = 0.05
 # Of fewer values it is not said whether they are free text.
 _LEAST_TEXTS = 100
 
@@ -37,6 +42,7 @@ def guess(source: Any, target: str | None = None, *, public: bool = False, token
 
     A column is boolean (yes and no, 0 and 1), a number, a date or a category; ignored if it has no values, or one
     text in all rows, or holds free text: most of its first values differ, so that they say nothing of other rows.
+    Numbers with a few words among them, such as `unknown`, are numbers that are missing there.
 
     Args:
         source: a table.
@@ -52,13 +58,16 @@ def guess(source: Any, target: str | None = None, *, public: bool = False, token
     wanted = [] if target is None else [target]
     check_names(wanted, list(kinds), called(source))
     spoken = [name for name, kind in kinds.items() if kind is Category and name != target]
-    free = _free_texts(source, spoken)
-    kinds |= dict.fromkeys([*free, *_constant(source, spoken)], Ignore)
-    facts = _facts(source, list(kinds) if public else wanted, kinds)
+    coerced = _with_words(source, spoken)
+    free = _free_texts(source, [name for name in spoken if name not in coerced])
+    kinds |= dict.fromkeys([*free, *_constant(source, spoken)], Ignore) | dict.fromkeys(coerced, Number)
+    readers = {name: _READERS[kind] for name, kind in kinds.items() if kind is not Ignore}
+    readers |= dict.fromkeys(coerced, partial(numbers, coerce=True))
+    facts = _facts(source, list(kinds) if public else wanted, kinds, readers)
     columns = tuple(
         Text(name, tokenizer)
         if tokenizer is not None and name in free
-        else _column(name, kinds[name], facts[name] if public else None)
+        else _column(name, kinds[name], facts[name] if public else None, coerce=name in coerced)
         for name in kinds
         if name != target
     )
@@ -74,6 +83,39 @@ def _kinds(source: Any) -> dict[str, Kind]:
             if _narrow(possible.setdefault(name, list(_READERS)), array):
                 filled.add(name)
     return {name: kinds[0] if kinds and name in filled else Ignore for name, kinds in possible.items()}
+
+
+def _with_words(source: Any, names: Sequence[str]) -> list[str]:
+    """Return which columns of text hold numbers, but for a few words."""
+    found = {name: _Words() for name in names}
+    left = list(names)
+    for batch in batches(source, left) if left else ():
+        for name in left:
+            found[name].add(batch.column(name))
+        left = [name for name in left if found[name].are_few]
+        if not left:
+            break
+    return left
+
+
+@dataclass(slots=True)
+class _Words:
+    """The words among the numbers of a column, so far."""
+
+    numbers: int = 0
+    words: int = 0
+    different: set[str] = field(default_factory=set)
+
+    def add(self, array: Any) -> None:
+        found = words(array)
+        self.numbers += int(_present(numbers(array, coerce=True)).sum())
+        self.words += len(found)
+        self.different.update(found)
+
+    @property
+    def are_few(self) -> bool:
+        most = _SHARE_OF_WORDS * (self.numbers + self.words)
+        return len(self.different) <= _MOST_WORDS and self.words <= most
 
 
 def _free_texts(source: Any, names: Sequence[str]) -> list[str]:
@@ -128,10 +170,10 @@ class _Facts:
     gaps: bool = False
     names: set[str] = field(default_factory=set)
 
-    def add(self, kind: Kind, array: Any) -> None:
+    def add(self, kind: Kind, array: Any, read: Reader) -> None:
         if len(self.names) <= MOST_NAMES:
             self.names.update(set(texts(array)) - {None})
-        values = _READERS[kind](array)
+        values = read(array)
         present = values[_present(values)]
         self.gaps = self.gaps or len(present) < len(values)
         if kind is not Category and len(present):
@@ -139,17 +181,21 @@ class _Facts:
             self.whole = self.whole and bool((present == np.floor(present)).all())
 
 
-def _facts(source: Any, names: Collection[str], kinds: Mapping[str, Kind]) -> dict[str, _Facts]:
+def _facts(
+    source: Any, names: Collection[str], kinds: Mapping[str, Kind], readers: Mapping[str, Reader]
+) -> dict[str, _Facts]:
     facts = {name: _Facts() for name in names}
     wanted = [name for name in names if kinds[name] is not Ignore]
     for batch in batches(source, wanted) if wanted else ():
         for name in wanted:
-            facts[name].add(kinds[name], batch.column(name))
+            facts[name].add(kinds[name], batch.column(name), readers[name])
     return facts
 
 
-def _column(name: str, kind: Kind, facts: _Facts | None) -> Column:
+def _column(name: str, kind: Kind, facts: _Facts | None, *, coerce: bool) -> Column:
     """Return a column with what is public of it; one with a single value is ignored."""
+    if facts is None and coerce:
+        return Number(name, coerce=True)
     if facts is None or kind in (Boolean, Ignore):
         return kind(name)
     if kind is Category:
@@ -159,7 +205,7 @@ def _column(name: str, kind: Kind, facts: _Facts | None) -> Column:
         return Ignore(name)
     if kind is Date:
         return Date(name, _day(math.floor(facts.low)), _day(math.ceil(facts.high)))
-    return Number(name, float(facts.low), float(facts.high), missing=facts.gaps)
+    return Number(name, float(facts.low), float(facts.high), missing=facts.gaps, coerce=coerce)
 
 
 def _day(days_since: int) -> str:

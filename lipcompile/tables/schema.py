@@ -28,6 +28,7 @@ class Number:
         high: largest value. Without both the range is not public: it is estimated privately, at a cost in ε.
         log: whether v stands as sign(v)·log(1 + |v|), as it suits amounts. `low` and `high` are those of v.
         missing: whether one column more says where the value is missing.
+        coerce: whether a text that is no number, such as `unknown`, counts as missing; else it is an error.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Number:
     high: float | None = None
     log: bool = False
     missing: bool = False
+    coerce: bool = False
 
     def __post_init__(self) -> None:
         if self.range is not None:

@@ -23,6 +23,8 @@ MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"))
 # Codes of a text in place of its number.
 ABSENT, OTHER = -1, -2
 
+# A number as texts hold it: each of these, and no other text but inf and nan, is one for pyarrow.
+_NUMERAL = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _DIGITS = Context(prec=100)  # more than decimals of pyarrow have
 _DAY = 86400e6  # in microseconds
 _TRIED = 100  # rows
@@ -64,16 +66,29 @@ def guarded(place: str) -> Iterator[None]:
         raise input_error("LIP410", f"{place} is damaged or of another format", "write it anew") from None
 
 
-def numbers(array: Any) -> Floats:
-    """Return numbers, or texts that are numbers, as float64 [N]; raises UnfitError."""
+def numbers(array: Any, *, coerce: bool = False) -> Floats:
+    """Return numbers, or texts that are numbers, as float64 [N]; raises UnfitError.
+
+    coerce: a text that is no number counts as missing.
+    """
     types, array = arrow("types"), _plain(array)
     if types.is_decimal(array.type):  # to the nearest float, whatever the number of its places
         array = _cast(array, arrow().large_string())
     if _is_text(array):
-        return _floats(_parsed(array, arrow().float64()))
+        return _floats(_parsed(_numerals(array) if coerce else array, arrow().float64()))
     if types.is_temporal(array.type):
         raise UnfitError
     return _floats(_cast(array, arrow().float64()))
+
+
+def words(array: Any) -> list[str]:
+    """Return the texts of a column that are no numbers, without missing ones; none of a column of another type."""
+    array = _plain(array)
+    if not _is_text(array):
+        return []
+    compute = arrow("compute")
+    others = array.filter(compute.invert(compute.is_valid(_numerals(array))))
+    return [text for text in texts(others) if text is not None]
 
 
 def days(array: Any) -> Floats:
@@ -189,6 +204,14 @@ def _times(array: Any) -> Any:
         return _parsed(array, pa.timestamp("us"))
     except UnfitError:
         return _parsed(array, pa.timestamp("us", "UTC"))
+
+
+def _numerals(array: Any) -> Any:
+    """Return texts without blanks around them; null for one that is no number."""
+    pa, compute = arrow(), arrow("compute")
+    trimmed = compute.utf8_trim_whitespace(array)
+    is_number = compute.match_substring_regex(trimmed, _NUMERAL)
+    return compute.if_else(is_number, trimmed, pa.scalar(None, trimmed.type))
 
 
 def _parsed(array: Any, kind: Any) -> Any:

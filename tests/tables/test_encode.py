@@ -79,6 +79,17 @@ def test_values_beyond_float32_and_infinity_stay_finite() -> None:
     assert_x(found, [largest], [-largest], [largest], [-largest], [2])
 
 
+def test_a_text_that_is_no_number_is_missing_where_that_is_said() -> None:
+    """And only there; what is a number without it is the same number with it."""
+    texts = ["1.5", " -2e3 ", ".5", "5.", "1E+2", "unknown", "1,5", "1.5 kg", "", None]
+    x = [1.5, -2000, 0.5, 5, 100, NAN, NAN, NAN, NAN, NAN]
+    assert_x(encoded(Number("a", coerce=True, missing=True), texts), *([v, math.isnan(v)] for v in x))
+    assert_x(encoded(Number("a"), texts[:5]), *([v] for v in x[:5]))
+    assert_x(encoded(Number("a", coerce=True), [1, None, 3]), [1], [NAN], [3])
+    with pytest.raises(InputError, match="column `a` contains a value that is not a number"):
+        encoded(Number("a"), texts[:6])
+
+
 def test_a_missing_number_has_a_column_that_says_so() -> None:
     found = encoded(Number("a", 0, 3, missing=True), pa.array([1.0, None]))
     assert_x(found, [1, 0], [NAN, 1])

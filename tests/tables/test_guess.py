@@ -68,8 +68,26 @@ def test_a_kind_is_that_of_all_rows_of_all_batches(value: str, tmp_path: Path) -
     """One row among many, in the last batch."""
     path = tmp_path / "t.csv"
     path.write_text("a\n" + "1\n" * 70_000 + f"{value}\n")
-    kind = {"1.5": Number, "x": Category, "2000-01-01": Category, "yes": Boolean}[value]
-    assert guess(path).columns == (kind("a"),)
+    coerced = Number("a", coerce=True)
+    column = {"1.5": Number("a"), "x": coerced, "2000-01-01": coerced, "yes": Boolean("a")}[value]
+    assert guess(path).columns == (column,)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([*"1234567890123456789", "unknown"], Number("a", 0.0, 9.0, missing=True, coerce=True)),
+        ([*"123456789012345678", "unknown"], Category("a", (*"0123456789", "unknown"), missing=True)),
+        ([*"1234567890" * 8, "a", "b", "c"], Number("a", 0.0, 9.0, missing=True, coerce=True)),
+        ([*"1234567890" * 8, "a", "b", "c", "d"], Category("a", (*"0123456789", *"abcd"), missing=True)),
+        (["NA"] * 99 + ["unknown", "other"], Category("a", ("other", "unknown"), missing=True)),
+    ],
+)
+def test_numbers_with_a_few_words_are_numbers(values: list[str], expected: Number | Category) -> None:
+    """A twentieth of the values that are there, and three different words, are few; a gap is neither."""
+    assert guess({"a": [*values, "NA"]}, public=True).columns == (expected,)
+    private = Number("a", coerce=True) if isinstance(expected, Number) else Category("a")
+    assert guess({"a": [*values, "NA"]}).columns == (private,)
 
 
 def test_a_text_that_all_rows_share_is_ignored(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from lipcompile.cli.shared.training import plain_warnings, refuse_used, warn_of_
 from lipcompile.core.backend import find
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.numbers.rounding import upward
-from lipcompile.tables.schema import Ignore, Schema
+from lipcompile.tables.schema import Ignore, Number, Schema
 from lipcompile.tables.schema_file import CLASSES_READ, KINDS_READ, NAMES_READ, placed, text
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         )
         command = ["lipcompile", "new", str(run.data), "--target", run.target]
         command += [] if run.tokenizer is None else ["--tokenizer", run.tokenizer]
-        kinds = _read(KINDS_READ, f"write them down: {shlex.join(command)}{ignored}")
+        kinds = _read(KINDS_READ, f"write them down: {shlex.join(command)}{ignored}{_coerced(found)}")
         return found, [kinds, *names_read(found, run.data)]
     if run.tokenizer is not None:
         raise click.UsageError(f"--tokenizer is for tables without a schema: write it into {path}")
@@ -208,6 +208,12 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         help_line = "leave out --target, or write it into the schema"
         raise input_error("LIP412", f"`{path}` has another target than `{run.target}`", help_line)
     return found, []
+
+
+def _coerced(schema: Schema) -> str:
+    """Name the columns of numbers that words stand among."""
+    names = ", ".join(f"`{one.name}`" for one in schema.columns if isinstance(one, Number) and one.coerce)
+    return f" ({names}: numbers, but for a few words, which count as missing)" if names else ""
 
 
 def names_read(schema: Schema, data: Path) -> list[str]:
