@@ -117,7 +117,7 @@ def _fill(column: Column, array: Any, out: Block) -> None:
     """Write the encoded columns of a column, [N, width], to zeros; raises UnfitError."""
     match column:
         case Number():
-            values = scaled(numbers(array, coerce=column.coerce), column)
+            values = scaled(numbers(array, decimal=column.decimal, coerce=column.coerce), column)
             out[:, 0] = np.clip(values, -_LARGEST, _LARGEST)
             if column.missing:
                 out[:, 1] = np.isnan(values)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lipcompile.tables.read import batches, called, check_names
 from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema, Text
-from lipcompile.tables.values import UnfitError, days, flags, numbers, texts, words
+from lipcompile.tables.values import Mark, UnfitError, days, flags, numbers, texts, words
 
 Kind = type[Number | Category | Boolean | Date | Ignore]
 Reader = Callable[[Any], NDArray[Any]]
@@ -58,16 +58,14 @@ def guess(source: Any, target: str | None = None, *, public: bool = False, token
     wanted = [] if target is None else [target]
     check_names(wanted, list(kinds), called(source))
     spoken = [name for name, kind in kinds.items() if kind is Category and name != target]
-    coerced = _with_words(source, spoken)
-    free = _free_texts(source, [name for name in spoken if name not in coerced])
-    kinds |= dict.fromkeys([*free, *_constant(source, spoken)], Ignore) | dict.fromkeys(coerced, Number)
-    readers = {name: _READERS[kind] for name, kind in kinds.items() if kind is not Ignore}
-    readers |= dict.fromkeys(coerced, partial(numbers, coerce=True))
-    facts = _facts(source, list(kinds) if public else wanted, kinds, readers)
+    written = _written(source, spoken)
+    free = _free_texts(source, [name for name in spoken if name not in written])
+    kinds |= dict.fromkeys([*free, *_constant(source, spoken)], Ignore) | dict.fromkeys(written, Number)
+    facts = _facts(source, list(kinds) if public else wanted, kinds, written)
     columns = tuple(
         Text(name, tokenizer)
         if tokenizer is not None and name in free
-        else _column(name, kinds[name], facts[name] if public else None, coerce=name in coerced)
+        else _column(name, kinds[name], facts[name] if public else None, written.get(name))
         for name in kinds
         if name != target
     )
@@ -85,30 +83,34 @@ def _kinds(source: Any) -> dict[str, Kind]:
     return {name: kinds[0] if kinds and name in filled else Ignore for name, kinds in possible.items()}
 
 
-def _with_words(source: Any, names: Sequence[str]) -> list[str]:
-    """Return which columns of text hold numbers, but for a few words."""
-    found = {name: _Words() for name in names}
+def _written(source: Any, names: Sequence[str]) -> dict[str, Number]:
+    """Return the columns of text that hold numbers, but for a few words, and how these are written."""
+    marks: tuple[Mark, ...] = get_args(Mark)
+    found = {(name, mark): _Words(mark) for name in names for mark in marks}
     left = list(names)
     for batch in batches(source, left) if left else ():
-        for name in left:
-            found[name].add(batch.column(name))
-        left = [name for name in left if found[name].are_few]
+        for name, mark in found:
+            found[name, mark].add(batch.column(name))
+        found = {key: words for key, words in found.items() if words.are_few}
+        left = [name for name in left if any((name, mark) in found for mark in marks)]
         if not left:
             break
-    return left
+    best = {name: min((found[key].words, key[1] == ",", key) for key in found if key[0] == name) for name in left}
+    return {name: Number(name, coerce=words > 0, decimal=mark) for name, (words, _, (_, mark)) in best.items()}
 
 
 @dataclass(slots=True)
 class _Words:
-    """The words among the numbers of a column, so far."""
+    """The words among the numbers of a column, so far; `mark` stands before the decimals."""
 
+    mark: Mark
     numbers: int = 0
     words: int = 0
     different: set[str] = field(default_factory=set)
 
     def add(self, array: Any) -> None:
-        found = words(array)
-        self.numbers += int(_present(numbers(array, coerce=True)).sum())
+        found = words(array, self.mark)
+        self.numbers += int(_present(numbers(array, decimal=self.mark, coerce=True)).sum())
         self.words += len(found)
         self.different.update(found)
 
@@ -182,9 +184,12 @@ class _Facts:
 
 
 def _facts(
-    source: Any, names: Collection[str], kinds: Mapping[str, Kind], readers: Mapping[str, Reader]
+    source: Any, names: Collection[str], kinds: Mapping[str, Kind], written: Mapping[str, Number]
 ) -> dict[str, _Facts]:
     facts = {name: _Facts() for name in names}
+    readers = {name: _READERS[kind] for name, kind in kinds.items() if kind is not Ignore}
+    for name, one in written.items():
+        readers[name] = partial(numbers, decimal=one.decimal, coerce=one.coerce)
     wanted = [name for name in names if kinds[name] is not Ignore]
     for batch in batches(source, wanted) if wanted else ():
         for name in wanted:
@@ -192,10 +197,10 @@ def _facts(
     return facts
 
 
-def _column(name: str, kind: Kind, facts: _Facts | None, *, coerce: bool) -> Column:
+def _column(name: str, kind: Kind, facts: _Facts | None, written: Number | None) -> Column:
     """Return a column with what is public of it; one with a single value is ignored."""
-    if facts is None and coerce:
-        return Number(name, coerce=True)
+    if facts is None and written is not None:
+        return written
     if facts is None or kind in (Boolean, Ignore):
         return kind(name)
     if kind is Category:
@@ -205,7 +210,8 @@ def _column(name: str, kind: Kind, facts: _Facts | None, *, coerce: bool) -> Col
         return Ignore(name)
     if kind is Date:
         return Date(name, _day(math.floor(facts.low)), _day(math.ceil(facts.high)))
-    return Number(name, float(facts.low), float(facts.high), missing=facts.gaps, coerce=coerce)
+    ends = (float(facts.low), float(facts.high))
+    return replace(written or Number(name), low=ends[0], high=ends[1], missing=facts.gaps)
 
 
 def _day(days_since: int) -> str:

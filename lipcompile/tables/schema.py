@@ -29,6 +29,8 @@ class Number:
         log: whether v stands as sign(v)·log(1 + |v|), as it suits amounts. `low` and `high` are those of v.
         missing: whether one column more says where the value is missing.
         coerce: whether a text that is no number, such as `unknown`, counts as missing; else it is an error.
+        decimal: the mark before the decimals of a text. The other one may group its digits by three, and a sign of
+            money or per cent may stand beside them.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Number:
     log: bool = False
     missing: bool = False
     coerce: bool = False
+    decimal: Literal[".", ","] = "."
 
     def __post_init__(self) -> None:
         if self.range is not None:

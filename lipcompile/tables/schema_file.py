@@ -146,6 +146,8 @@ def _field(name: str, key: str, value: Any, kind: type[Column]) -> Any:
             return _text(name, value)
         case "buckets" if type(value) is int:
             return value
+        case "decimal" if value in (".", ","):
+            return value
         case "log" | "missing" | "coerce" if isinstance(value, bool):
             return value
     raise schema_error(
@@ -207,7 +209,7 @@ _HEAD = """\
 #   {{ kind = "ignore" }}                           Not looked at; nor are columns that have no line here.
 #
 # missing = true of a number or a category adds a column that says where its value is missing.
-# coerce = true of a number lets a text that is no number count as missing.
+# coerce = true of a number lets a text that is no number count as missing; decimal = "," reads 1.234,5.
 """
 # Where what is in a schema comes from.
 KINDS_READ = "The kinds of columns were read from the rows, and the privacy budget does not cover that."

@@ -6,10 +6,10 @@ A missing value is NaN, None or a code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Context, Decimal
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,10 @@ MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"))
 # Codes of a text in place of its number.
 ABSENT, OTHER = -1, -2
 
-# A number as texts hold it: each of these, and no other text but inf and nan, is one for pyarrow.
-_NUMERAL = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+# The mark before the decimals of a number in a text: `-1234.5`, `1e3`, `$1,234.50`, `12 %`, or `1.234,5 €`.
+Mark = Literal[".", ","]
+_PLAIN = r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+_SIGNS = "[$€£¥]"
 _DIGITS = Context(prec=100)  # more than decimals of pyarrow have
 _DAY = 86400e6  # in microseconds
 _TRIED = 100  # rows
@@ -66,28 +68,31 @@ def guarded(place: str) -> Iterator[None]:
         raise input_error("LIP410", f"{place} is damaged or of another format", "write it anew") from None
 
 
-def numbers(array: Any, *, coerce: bool = False) -> Floats:
+def numbers(array: Any, *, decimal: Mark = ".", coerce: bool = False) -> Floats:
     """Return numbers, or texts that are numbers, as float64 [N]; raises UnfitError.
 
-    coerce: a text that is no number counts as missing.
+    Args:
+        array: of pyarrow.
+        decimal: the mark before the decimals of a text; the other one groups its digits by three.
+        coerce: a text that is no number counts as missing.
     """
     types, array = arrow("types"), _plain(array)
     if types.is_decimal(array.type):  # to the nearest float, whatever the number of its places
         array = _cast(array, arrow().large_string())
     if _is_text(array):
-        return _floats(_parsed(_numerals(array) if coerce else array, arrow().float64()))
+        return _floats(_of_texts(array, decimal, coerce=coerce))
     if types.is_temporal(array.type):
         raise UnfitError
     return _floats(_cast(array, arrow().float64()))
 
 
-def words(array: Any) -> list[str]:
+def words(array: Any, decimal: Mark) -> list[str]:
     """Return the texts of a column that are no numbers, without missing ones; none of a column of another type."""
     array = _plain(array)
     if not _is_text(array):
         return []
     compute = arrow("compute")
-    others = array.filter(compute.invert(compute.is_valid(_numerals(array))))
+    others = array.filter(compute.is_null(_numerals(array, decimal)))
     return [text for text in texts(others) if text is not None]
 
 
@@ -206,12 +211,28 @@ def _times(array: Any) -> Any:
         return _parsed(array, pa.timestamp("us", "UTC"))
 
 
-def _numerals(array: Any) -> Any:
-    """Return texts without blanks around them; null for one that is no number."""
+def _of_texts(array: Any, decimal: Mark, *, coerce: bool) -> Any:
+    """Return texts as numbers; raises UnfitError, but for those that are coerced."""
+    if decimal == "." and not coerce:
+        with suppress(UnfitError):
+            return _parsed(array, arrow().float64())
+    numerals = _numerals(array, decimal)
+    if not coerce and len(numerals) and words(array, decimal):
+        raise UnfitError
+    return _cast(numerals, arrow().float64())
+
+
+def _numerals(array: Any, decimal: Mark) -> Any:
+    """Return texts as numbers are written plainly; null for one that is no number."""
     pa, compute = arrow(), arrow("compute")
+    group = "," if decimal == "." else "."
+    digits = rf"(\d{{1,3}}(\{group}\d{{3}})+|\d+)(\{decimal}\d*)?"
+    formatted = rf"(-?{_SIGNS}? ?|{_SIGNS} ?-){digits} ?(%|{_SIGNS})?"
     trimmed = compute.utf8_trim_whitespace(array)
-    is_number = compute.match_substring_regex(trimmed, _NUMERAL)
-    return compute.if_else(is_number, trimmed, pa.scalar(None, trimmed.type))
+    is_number = compute.match_substring_regex(trimmed, f"^({formatted}{'|' + _PLAIN if decimal == '.' else ''})$")
+    bare = compute.replace_substring_regex(trimmed, rf"[$€£¥% ]|\{group}", "")
+    written = compute.replace_substring(bare, decimal, ".")
+    return compute.if_else(is_number, written, pa.scalar(None, trimmed.type))
 
 
 def _parsed(array: Any, kind: Any) -> Any:

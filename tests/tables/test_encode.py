@@ -80,7 +80,7 @@ def test_values_beyond_float32_and_infinity_stay_finite() -> None:
 
 
 def test_a_text_that_is_no_number_is_missing_where_that_is_said() -> None:
-    """And only there; what is a number without it is the same number with it."""
+    """And only there; a number without it is the same number with it."""
     texts = ["1.5", " -2e3 ", ".5", "5.", "1E+2", "unknown", "1,5", "1.5 kg", "", None]
     x = [1.5, -2000, 0.5, 5, 100, NAN, NAN, NAN, NAN, NAN]
     assert_x(encoded(Number("a", coerce=True, missing=True), texts), *([v, math.isnan(v)] for v in x))
@@ -88,6 +88,45 @@ def test_a_text_that_is_no_number_is_missing_where_that_is_said() -> None:
     assert_x(encoded(Number("a", coerce=True), [1, None, 3]), [1], [NAN], [3])
     with pytest.raises(InputError, match="column `a` contains a value that is not a number"):
         encoded(Number("a"), texts[:6])
+
+
+POINTS = {
+    "$1,234.50": 1234.5,
+    "-$5": -5,
+    "$ -5": -5,
+    "12 %": 12,
+    "€7": 7,
+    "7€": 7,
+    "1,234,567": 1234567,
+    "1e3": 1000,
+}
+COMMAS = {"1.234,50 €": 1234.5, "-5": -5, "1,5": 1.5, "12%": 12, "1.234": 1234, "7": 7}
+NEITHER = [
+    "1,23",
+    "12,34,567",
+    "0x10",
+    "1 234",
+    "$",
+    "%",
+    "--5",
+    "-$-5",
+    "1.2.3",
+    "5 kg",
+    "(5)",
+    "1,234.5.6",
+    "inf,",
+]
+
+
+def test_numbers_of_texts_may_be_grouped_and_stand_beside_a_sign() -> None:
+    assert_x(encoded(Number("a"), [*POINTS]), *([v] for v in POINTS.values()))
+    assert_x(encoded(Number("a", decimal=","), [*COMMAS]), *([v] for v in COMMAS.values()))
+    assert_x(encoded(Number("a"), ["$5", "NA", None]), [5], [NAN], [NAN])
+    for mark, texts in {".": NEITHER, ",": [*NEITHER[1:], "1.5", "1e3"]}.items():
+        assert np.isnan(encoded(Number("a", decimal=mark, coerce=True), texts).x).all()
+        for text in texts:
+            with pytest.raises(InputError):
+                encoded(Number("a", decimal=mark), ["5", text])
 
 
 def test_a_missing_number_has_a_column_that_says_so() -> None:

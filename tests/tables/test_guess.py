@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,22 @@ def test_a_kind_is_that_of_all_rows_of_all_batches(value: str, tmp_path: Path) -
         ([*"123456789012345678", "unknown"], Category("a", (*"0123456789", "unknown"), missing=True)),
         ([*"1234567890" * 8, "a", "b", "c"], Number("a", 0.0, 9.0, missing=True, coerce=True)),
         ([*"1234567890" * 8, "a", "b", "c", "d"], Category("a", (*"0123456789", *"abcd"), missing=True)),
+        (["$1,234.50", "7%"], Number("a", 7.0, 1234.5, missing=True)),
+        (["1,5", "2", "1.234,5"], Number("a", 1.5, 1234.5, missing=True, decimal=",")),
+        (["1,234", "2"], Number("a", 2.0, 1234.0, missing=True)),
+        ([*"123456789" * 5, *("1,234",) * 5, "0,5"], Number("a", 0.5, 9.0, missing=True, decimal=",")),
         (["NA"] * 99 + ["unknown", "other"], Category("a", ("other", "unknown"), missing=True)),
     ],
 )
-def test_numbers_with_a_few_words_are_numbers(values: list[str], expected: Number | Category) -> None:
-    """A twentieth of the values that are there, and three different words, are few; a gap is neither."""
+def test_numbers_are_read_as_people_write_them(values: list[str], expected: Number | Category) -> None:
+    """A twentieth of the values that are there, and three different words, are few; a gap is neither.
+
+    The mark before the decimals is the one that leaves the fewest words.
+    """
     assert guess({"a": [*values, "NA"]}, public=True).columns == (expected,)
-    private = Number("a", coerce=True) if isinstance(expected, Number) else Category("a")
+    private = (
+        replace(expected, low=None, high=None, missing=False) if isinstance(expected, Number) else Category("a")
+    )
     assert guess({"a": [*values, "NA"]}).columns == (private,)
 
 
