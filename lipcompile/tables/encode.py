@@ -122,7 +122,7 @@ def _fill(column: Column, array: Any, out: Block) -> None:
             if column.missing:
                 out[:, 1] = np.isnan(values)
         case Date():
-            out[:, 0] = days(array)
+            out[:, 0] = days(array, column.format)
         case Boolean():
             out[:, 0] = flags(array)
         case Category():

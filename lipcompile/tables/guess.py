@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lipcompile.tables.read import batches, called, check_names
 from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema, Text
-from lipcompile.tables.values import Mark, UnfitError, days, flags, numbers, texts, words
+from lipcompile.tables.values import FORMATS, Mark, UnfitError, days, flags, numbers, texts, words
 
 Kind = type[Number | Category | Boolean | Date | Ignore]
 Reader = Callable[[Any], NDArray[Any]]
@@ -58,9 +58,10 @@ def guess(source: Any, target: str | None = None, *, public: bool = False, token
     wanted = [] if target is None else [target]
     check_names(wanted, list(kinds), called(source))
     spoken = [name for name, kind in kinds.items() if kind is Category and name != target]
-    written = _written(source, spoken)
+    written: dict[str, Number | Date] = {**_written(source, spoken), **_dated(source, spoken)}
     free = _free_texts(source, [name for name in spoken if name not in written])
-    kinds |= dict.fromkeys([*free, *_constant(source, spoken)], Ignore) | dict.fromkeys(written, Number)
+    kinds |= dict.fromkeys([*free, *_constant(source, spoken)], Ignore)
+    kinds |= {name: type(column) for name, column in written.items()}
     facts = _facts(source, list(kinds) if public else wanted, kinds, written)
     columns = tuple(
         Text(name, tokenizer)
@@ -118,6 +119,26 @@ class _Words:
     def are_few(self) -> bool:
         most = _SHARE_OF_WORDS * (self.numbers + self.words)
         return len(self.different) <= _MOST_WORDS and self.words <= most
+
+
+def _dated(source: Any, names: Sequence[str]) -> dict[str, Date]:
+    """Return the columns of text that hold dates of one form; not those that two forms read, in different ways."""
+    left = {name: list(FORMATS) for name in names}
+    for batch in batches(source, list(left)) if left else ():
+        for name, forms in left.items():
+            forms[:] = [form for form in forms if _fits(batch.column(name), form)]
+        left = {name: forms for name, forms in left.items() if forms}
+        if not left:
+            break
+    return {name: Date(name, format=forms[0]) for name, forms in left.items() if len(forms) == 1}
+
+
+def _fits(array: Any, form: str) -> bool:
+    try:
+        days(array, form)
+    except UnfitError:
+        return False
+    return True
 
 
 def _free_texts(source: Any, names: Sequence[str]) -> list[str]:
@@ -184,12 +205,16 @@ class _Facts:
 
 
 def _facts(
-    source: Any, names: Collection[str], kinds: Mapping[str, Kind], written: Mapping[str, Number]
+    source: Any, names: Collection[str], kinds: Mapping[str, Kind], written: Mapping[str, Number | Date]
 ) -> dict[str, _Facts]:
     facts = {name: _Facts() for name in names}
     readers = {name: _READERS[kind] for name, kind in kinds.items() if kind is not Ignore}
     for name, one in written.items():
-        readers[name] = partial(numbers, decimal=one.decimal, coerce=one.coerce)
+        readers[name] = (
+            partial(numbers, decimal=one.decimal, coerce=one.coerce)
+            if isinstance(one, Number)
+            else partial(days, form=one.format)
+        )
     wanted = [name for name in names if kinds[name] is not Ignore]
     for batch in batches(source, wanted) if wanted else ():
         for name in wanted:
@@ -197,7 +222,7 @@ def _facts(
     return facts
 
 
-def _column(name: str, kind: Kind, facts: _Facts | None, written: Number | None) -> Column:
+def _column(name: str, kind: Kind, facts: _Facts | None, written: Number | Date | None) -> Column:
     """Return a column with what is public of it; one with a single value is ignored."""
     if facts is None and written is not None:
         return written
@@ -209,9 +234,10 @@ def _column(name: str, kind: Kind, facts: _Facts | None, written: Number | None)
     if facts.low == facts.high:
         return Ignore(name)
     if kind is Date:
-        return Date(name, _day(math.floor(facts.low)), _day(math.ceil(facts.high)))
-    ends = (float(facts.low), float(facts.high))
-    return replace(written or Number(name), low=ends[0], high=ends[1], missing=facts.gaps)
+        first, last = _day(math.floor(facts.low)), _day(math.ceil(facts.high))
+        return replace(written if isinstance(written, Date) else Date(name), low=first, high=last)
+    number = written if isinstance(written, Number) else Number(name)
+    return replace(number, low=float(facts.low), high=float(facts.high), missing=facts.gaps)
 
 
 def _day(days_since: int) -> str:

@@ -82,19 +82,23 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Date:
-    """A column of ISO dates, with or without times: days since 1970 as a number.
+    """A column of dates, with or without times: days since 1970 as a number.
 
     Args:
         name: of the column.
         low: first day, such as "2020-01-31"; with `high`, public. As for `Number`.
         high: last day.
+        format: of the texts in it, as strptime says it, such as "%d/%m/%Y"; None: ISO.
     """
 
     name: str
     low: str | None = None
     high: str | None = None
+    format: str | None = None
 
     def __post_init__(self) -> None:
+        if self.format is not None and not all(part in self.format for part in ("%Y", "%m", "%d")):
+            raise schema_error(f"`{self.name}`: `format` has not all of %Y, %m and %d", 'such as "%d/%m/%Y"')
         if self.range is not None:
             _check_range(self.name, self.range)
 

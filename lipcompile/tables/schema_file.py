@@ -142,7 +142,7 @@ def _field(name: str, key: str, value: Any, kind: type[Column]) -> Any:
             return _day(name, key, value)
         case "low" | "high":
             return _number(name, key, value)
-        case "tokenizer":
+        case "tokenizer" | "format":
             return _text(name, value)
         case "buckets" if type(value) is int:
             return value
@@ -210,6 +210,7 @@ _HEAD = """\
 #
 # missing = true of a number or a category adds a column that says where its value is missing.
 # coerce = true of a number lets a text that is no number count as missing; decimal = "," reads 1.234,5.
+# format = "%d/%m/%Y" of a date reads 31/01/2020.
 """
 # Where what is in a schema comes from.
 KINDS_READ = "The kinds of columns were read from the rows, and the privacy budget does not cover that."

@@ -27,9 +27,16 @@ ABSENT, OTHER = -1, -2
 Mark = Literal[".", ","]
 _PLAIN = r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 _SIGNS = "[$€£¥]"
+# How dates are written besides ISO, as strptime says it.
+FORMATS = tuple(
+    f"{day}{time}"
+    for day in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d")
+    for time in ("", " %H:%M", " %H:%M:%S")
+)
 _DIGITS = Context(prec=100)  # more than decimals of pyarrow have
 _DAY = 86400e6  # in microseconds
 _TRIED = 100  # rows
+_FIRST_YEAR = 1000  # of four digits
 _YES = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), 1)
 _NO = dict.fromkeys(("false", "f", "no", "n", "0", "0.0"), 0)
 # What is wrong with a file, by a part of pyarrow's message: the message itself may quote rows.
@@ -96,11 +103,16 @@ def words(array: Any, decimal: Mark) -> list[str]:
     return [text for text in texts(others) if text is not None]
 
 
-def days(array: Any) -> Floats:
-    """Return dates, times, or texts in ISO format, as days since 1970, float64 [N]; raises UnfitError."""
+def days(array: Any, form: str | None = None) -> Floats:
+    """Return dates, times, or texts that are some, as days since 1970, float64 [N]; raises UnfitError.
+
+    Args:
+        array: of pyarrow.
+        form: of a text, as strptime says it, with a year of four digits; None: ISO.
+    """
     types, array = arrow("types"), _plain(array)
     if _is_text(array):
-        array = _times(array)
+        array = _times(array) if form is None else _dated(array, form)
     elif not (types.is_date(array.type) or types.is_timestamp(array.type) or types.is_null(array.type)):
         raise UnfitError
     instants = _cast(array, arrow().timestamp("us", getattr(array.type, "tz", None)))
@@ -211,6 +223,18 @@ def _times(array: Any) -> Any:
         return _parsed(array, pa.timestamp("us", "UTC"))
 
 
+def _dated(array: Any, form: str) -> Any:
+    """Return instants of texts of a form; raises UnfitError."""
+    compute = arrow("compute")
+    present = _trimmed(array)
+    for some in (present.slice(0, _TRIED), present):
+        found = compute.strptime(some, format=form, unit="us", error_is_null=True)
+        years = compute.year(found)
+        if found.null_count > some.null_count or (compute.min(years).as_py() or _FIRST_YEAR) < _FIRST_YEAR:
+            raise UnfitError
+    return found
+
+
 def _of_texts(array: Any, decimal: Mark, *, coerce: bool) -> Any:
     """Return texts as numbers; raises UnfitError, but for those that are coerced."""
     if decimal == "." and not coerce:
@@ -237,12 +261,17 @@ def _numerals(array: Any, decimal: Mark) -> Any:
 
 def _parsed(array: Any, kind: Any) -> Any:
     """Return texts as values of a kind; raises UnfitError."""
+    present = _trimmed(array)
+    _cast(present.slice(0, _TRIED), kind)  # to fail takes twenty times as long as not to
+    return _cast(present, kind)
+
+
+def _trimmed(array: Any) -> Any:
+    """Return texts without blanks around them; null for one that says that there is none."""
     pa, compute = arrow(), arrow("compute")
     trimmed = compute.utf8_trim_whitespace(array)
     absent = compute.is_in(trimmed, value_set=pa.array(sorted(MISSING), trimmed.type))
-    filled = compute.if_else(absent, pa.scalar(None, trimmed.type), trimmed)
-    _cast(filled.slice(0, _TRIED), kind)  # to fail takes twenty times as long as not to
-    return _cast(filled, kind)
+    return compute.if_else(absent, pa.scalar(None, trimmed.type), trimmed)
 
 
 def _cast(array: Any, kind: Any) -> Any:

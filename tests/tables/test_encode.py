@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lipcompile.diagnostics import InputError
 from lipcompile.tables.encode import Encoded, assembled, bucket, encoded_batch, indicators, layout
 from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema, Text
-from lipcompile.tables.values import MISSING
+from lipcompile.tables.values import MISSING, Mark
 
 NAN = math.nan
 
@@ -122,7 +122,8 @@ def test_numbers_of_texts_may_be_grouped_and_stand_beside_a_sign() -> None:
     assert_x(encoded(Number("a"), [*POINTS]), *([v] for v in POINTS.values()))
     assert_x(encoded(Number("a", decimal=","), [*COMMAS]), *([v] for v in COMMAS.values()))
     assert_x(encoded(Number("a"), ["$5", "NA", None]), [5], [NAN], [NAN])
-    for mark, texts in {".": NEITHER, ",": [*NEITHER[1:], "1.5", "1e3"]}.items():
+    marks: dict[Mark, list[str]] = {".": NEITHER, ",": [*NEITHER[1:], "1.5", "1e3"]}
+    for mark, texts in marks.items():
         assert np.isnan(encoded(Number("a", decimal=mark, coerce=True), texts).x).all()
         for text in texts:
             with pytest.raises(InputError):
@@ -170,6 +171,17 @@ def test_a_date_is_a_number_of_days() -> None:
 )
 def test_dates_of_every_type_are_days(kind: Any) -> None:
     assert_x(encoded(Date("a"), pa.array([86400, None], pa.timestamp("s")).cast(kind)), [1], [NAN])
+
+
+def test_dates_may_have_a_form_of_their_own() -> None:
+    """18262 days from 1970-01-01 to 2020-01-01."""
+    column = Date("a", format="%d/%m/%Y")
+    assert_x(encoded(column, ["1/1/2020", " 02/01/2020", "NA", None]), [18262], [18263], [NAN], [NAN])
+    for text in ["2020-01-01", "1/1/20", "1/13/2020", "1/1/2020 10:30"]:
+        with pytest.raises(InputError, match="column `a` contains a value that is not a date"):
+            encoded(column, ["1/1/2020", text])
+    with pytest.raises(InputError, match="has not all of"):
+        Date("a", format="%d/%m/%y")
 
 
 def test_times_with_zones_are_days_in_utc() -> None:

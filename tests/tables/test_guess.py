@@ -13,7 +13,7 @@ import pytest
 from lipcompile.diagnostics import InputError
 from lipcompile.tables.encode import open_ranges
 from lipcompile.tables.guess import MOST_CLASSES, MOST_NAMES, guess
-from lipcompile.tables.schema import Boolean, Category, Date, Ignore, Number, Schema
+from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema
 
 CSV = """\
 age,zip,member,bit,joined,flat,empty,job,y
@@ -98,6 +98,23 @@ def test_numbers_are_read_as_people_write_them(values: list[str], expected: Numb
         replace(expected, low=None, high=None, missing=False) if isinstance(expected, Number) else Category("a")
     )
     assert guess({"a": [*values, "NA"]}).columns == (private,)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["31/01/2020", "NA", "1/2/2021"], Date("a", "2020-01-31", "2021-02-01", "%d/%m/%Y")),
+        (["01/31/2020 10:30", "2/1/2021 00:00"], Date("a", "2020-01-31", "2021-02-01", "%m/%d/%Y %H:%M")),
+        (["31.01.2020", "01.02.2021"], Date("a", "2020-01-31", "2021-02-01", "%d.%m.%Y")),
+        (["01/02/2020", "03/04/2020"], Category("a", ("01/02/2020", "03/04/2020"))),
+        (["31/01/20", "01/02/21"], Category("a", ("01/02/21", "31/01/20"))),
+        (["31/01/2020", "01/31/2020"], Category("a", ("01/31/2020", "31/01/2020"))),
+    ],
+)
+def test_dates_are_read_as_people_write_them_if_they_have_one_meaning(values: list[str], expected: Column) -> None:
+    assert guess({"a": values}, public=True).columns == (expected,)
+    private = replace(expected, low=None, high=None) if isinstance(expected, Date) else Category("a")
+    assert guess({"a": values}).columns == (private,)
 
 
 def test_a_text_that_all_rows_share_is_ignored(tmp_path: Path) -> None:

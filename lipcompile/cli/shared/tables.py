@@ -192,7 +192,7 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         unused = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Ignore))
         ignored = (
             f" ({unused}: ignored: free text without --tokenizer, one value only, or no text, number or date; "
-            "numbers are read as 1234.5, dates as 2020-01-31)"
+            "dates are read as 2020-01-31, or as 31/01/2020 if no other order fits)"
             if unused
             else ""
         )
