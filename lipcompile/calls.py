@@ -97,7 +97,7 @@ def private(
 def _options(loss: str | Loss | None, bounds: Source, options: Mapping[str, Any]) -> ModelOptions:
     """Return the options of a call."""
     chosen = model_options(loss=_named(loss), bounds=bounds, **options)
-    return replace(chosen, loss_is_torchs=callable(loss))
+    return replace(chosen, torchs_reduction=getattr(loss, "reduction", "mean") if callable(loss) else "")
 
 
 def _named(loss: str | Loss | None) -> str | None:

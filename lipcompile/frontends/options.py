@@ -59,14 +59,15 @@ class ModelOptions:
     """Options that override what a model file says; None means `as the file says`.
 
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
-    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. loss_is_torchs:
-    of outputs with several axes it counts classes along the first one. repairs: how `fix` replaces refused layers.
-    bounds: their source; clip_groups: what one clip bounds; clip_length: C; see `analysis.clips`.
+    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. torchs_reduction:
+    that of a loss of torch, which counts classes along the first of several axes of outputs; empty for a named
+    loss. repairs: how `fix` replaces refused layers. bounds: their source; clip_groups: what one clip bounds;
+    clip_length: C; see `analysis.clips`.
     """
 
     input_norm: Scalar | None = None
     loss: str | None = None
-    loss_is_torchs: bool = False
+    torchs_reduction: str = ""
     constraint: Constraint | Keep | None = None
     bias_bound: Fraction | None = None
     freeze: tuple[str, ...] = ()

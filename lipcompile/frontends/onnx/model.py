@@ -259,8 +259,10 @@ class _Import:
         text = self._declared_loss()
         if text is None:
             return None
-        if self.options.loss_is_torchs and len(output.shape or ()) > 1 and text.startswith("cross_entropy"):
-            text = f"pixel_{text}"
+        reduction = self.options.torchs_reduction
+        if reduction and len(output.shape or ()) > 1 and text.startswith("cross_entropy"):
+            total = f"{',' if ':' in text else ':'}reduce=sum" if reduction == "sum" else ""
+            text = f"pixel_{text}{total}"
         return replace(parse_loss(text), location=self.at)
 
     def _declared_loss(self) -> str | None:

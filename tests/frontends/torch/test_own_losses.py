@@ -118,13 +118,22 @@ def test_the_criterion_is_the_mean_of_torchs_loss_over_the_examples(loss: Any, o
     torch.testing.assert_close(module.criterion(module(X), targets), torch.stack(each).mean())
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(label_smoothing=0.25), F.cross_entropy])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(label_smoothing=0.25),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(label_smoothing=0.25, reduction="sum"),
+        F.cross_entropy,
+    ],
+)
 def test_a_loss_of_torch_counts_classes_along_the_first_axis_of_an_image(loss: Any) -> None:
+    """A mean is that of torch, over all pixels; a sum is over the pixels of an example."""
     original = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1))
     x, y = torch.randn(6, 2, 5, 5), torch.randint(3, (6, 5, 5))
     module = lipcompile.private(original, x, loss=loss)
-    module.normaliser = 6.0
-    torch.testing.assert_close(module.criterion(module(x), y), loss(original(x), y))
+    each = torch.stack([loss(original(x[i : i + 1]), y[i : i + 1]) for i in range(6)])
+    torch.testing.assert_close(module.per_example_loss(module(x), y), each)
     with pytest.raises(InputError, match="use pixel_cross_entropy"):
         lipcompile.private(original, x, loss="cross_entropy")
 
