@@ -148,8 +148,8 @@ def agreement_with_original(
     rounded = torch.from_numpy(x) if vocabulary else torch.from_numpy(x).to(getattr(torch, precision))
     fed = rounded if vocabulary else rounded.double()
     wanted = np.concatenate([original(part.numpy()) for part in torch.split(fed, batch or len(fed))])
-    single = _output(module, fed if vocabulary else fed.float(), log_softmax)
     double = _output(module.double(), fed, log_softmax)
+    single = _output(module.float(), fed if vocabulary else fed.float(), log_softmax)
     if wanted.shape != double.shape:
         raise ShapeError(f"the original model returns shape {list(wanted.shape)}, the module {list(double.shape)}")
     finite = np.isfinite(wanted).reshape(len(wanted), -1).all(axis=1)

@@ -143,6 +143,20 @@ def test_the_loss_is_that_of_the_private_module() -> None:
     assert torch.equal(module.weight, private.get_parameter("linear_mat_mul.weight"))
 
 
+@pytest.mark.filterwarnings("ignore:the emitted module computes in float32")
+@pytest.mark.parametrize("trained", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("own", [torch.float32, torch.float64])
+def test_weights_that_were_trained_in_another_dtype_are_rounded_to_that_of_the_module(
+    own: torch.dtype, trained: torch.dtype
+) -> None:
+    module = nn.Linear(3, 2).to(own)
+    private = lipcompile.private(module, [3], bounds="clip").to(trained)
+    with torch.no_grad():
+        private.linear.weight.fill_(0.1)
+    lipcompile.load_trained(module, private, [3])
+    assert torch.equal(module.weight, torch.full((2, 3), 0.1, dtype=trained).to(own))
+
+
 def test_each_weight_goes_to_its_place() -> None:
     """By hand: of a layer [2, 3] entry by entry, and of an LSTM the sum of both biases to the first of them."""
     module = nn.Linear(3, 2)
