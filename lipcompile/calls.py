@@ -226,6 +226,8 @@ def train(
         >>> result.epsilon <= 8
         True
     """
+    from lipcompile_privacy.planning import warn_of_delta
+
     from lipcompile.cli.shared.inputs import checked
     from lipcompile.cli.shared.settings import defaults_of, planned, training_settings
     from lipcompile.cli.shared.training import check_targets, default_batch, drawn, text_of_run
@@ -243,6 +245,7 @@ def train(
         loaded, derivation, text = _emitted(model, shape, chosen, verify=verify_import)
     assert derivation.analysis is not None
     arrays = checked(data, derivation.analysis.graph, backend)
+    warn_of_delta(delta, len(arrays.x_train), 2)
     folder = Path(output)
     text = text_of_run(folder, text, resume=bool((how or {}).get("resume")))
     module = _with_loss(drawn(folder / "model.py", text, (how or {}).get("seed")), loss, outputs)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from lipcompile_privacy.planning import warn_of_delta
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.compose import TransformedTargetRegressor
@@ -133,6 +134,7 @@ class _Private(BaseEstimator):
         rows, problem = self._encoded(x)
         seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         delta = default_delta(len(rows)) if self.delta is None else self.delta
+        warn_of_delta(float(delta), len(rows), 3)
         self._fitted = fit(
             rows,
             y,

@@ -23,6 +23,17 @@ a budget chooses them, see `with_bands`.
 """
 
 
+def warn_of_delta(delta: float, examples: int, stacklevel: int) -> None:
+    """Warn of a δ that would be met by publishing one of so many examples, drawn at random."""
+    if delta * examples >= 1:
+        warnings.warn(
+            f"delta = {delta:g} is at least 1 / {examples} examples: such a guarantee permits publishing one "
+            "example in full",
+            UserWarning,
+            stacklevel + 1,
+        )
+
+
 def chosen_strategy(correlation: Correlation, steps: int | None, steps_per_epoch: int) -> Strategy:
     """Return the strategy for a run, optimised for its length unless it is one already.
 

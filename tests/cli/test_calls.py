@@ -61,6 +61,11 @@ def test_data_of_any_kind(kind: Any, tmp_path: Path) -> None:
     assert (tmp_path / "run/model.py").is_file()
 
 
+def test_a_delta_that_permits_to_publish_an_example_is_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="permits publishing one example"):
+        lipcompile.train(net(), data(), tmp_path / "run", **{**SETTINGS, "delta": 0.5})
+
+
 def test_labels_out_of_range_leave_no_folder(tmp_path: Path) -> None:
     x, y, *test = data()
     with pytest.raises(DataError, match="a class index outside 0 … 1"):

@@ -117,6 +117,14 @@ def test_classes_that_are_read_from_labels_are_a_leak_that_is_said(cancer: tuple
         PrivateClassifier(1.0, classes=["benign", "malignant", "never seen"]).fit(x, y)
 
 
+def test_a_delta_that_permits_to_publish_a_row_is_told(cancer: tuple[Any, Any]) -> None:
+    """From a 569th on, for 569 rows."""
+    x, y = cancer
+    with pytest.warns(UserWarning, match="permits publishing one example"):
+        PrivateClassifier(1.0, delta=0.5, classes=["benign", "malignant"]).fit(x, y)
+    PrivateClassifier(1.0, delta=1 / 570, classes=["benign", "malignant"]).fit(x, y)
+
+
 def test_wrong_labels_are_refused_without_showing_them(cancer: tuple[Any, Any]) -> None:
     x, y = cancer
     secret = y.copy().astype("<U20")

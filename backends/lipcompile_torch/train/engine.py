@@ -27,6 +27,7 @@ from lipcompile_privacy.planning import (
     check_participation,
     chosen_strategy,
     sampling_for,
+    warn_of_delta,
     with_bands,
 )
 from torch import nn
@@ -44,7 +45,7 @@ from .gradients import Gradients, LipschitzGradients, PerExampleGradients
 from .ledger import Ledger, LedgerError, read_ledger
 from .loss_clipping import AdaptiveClip, ClipLength, Thresholds
 from .module import LipschitzModule
-from .optimizer import PrivateOptimizer
+from .optimizer import PrivateOptimizer, ledgers
 from .reduction import without_ddp
 from .sampler import PrivateLoader, drawing_of
 
@@ -53,6 +54,10 @@ Module = TypeVar("Module", bound=nn.Module)
 
 class SeededWarning(UserWarning):
     """A fixed seed was given: the run is repeatable, and not private."""
+
+
+class OtherLedgerWarning(UserWarning):
+    """Steps that trained the module are in another ledger, so ε of this one leaves them out."""
 
 
 class EngineOptions(TypedDict, total=False):
@@ -251,6 +256,7 @@ class PrivacyEngine:
         ledger = self.open_ledger(loader.size)
         if seed is not None:
             warnings.warn("a fixed seed makes the noise predictable: this run is NOT private", SeededWarning, 3)
+        _tell_of_other_steps(gradients.module, ledger)
         gradients.start()
         statement = self._statement(loader, gradients, noise_multiplier, strategy, options)
         private = PrivateOptimizer(optimizer, gradients, loader, ledger, release, source, max_steps, statement)
@@ -348,13 +354,7 @@ class PrivacyEngine:
             steps = epochs * drawing.steps_per_epoch
         options = self._with_bands(options, drawing, steps, target_epsilon, target_delta)
         _, loader = self._prepare(data_loader, steps, options)
-        if target_delta * loader.size >= 1:
-            warnings.warn(
-                f"delta = {target_delta:g} is at least 1 / {loader.size} examples: such a guarantee "
-                "permits publishing one example in full",
-                UserWarning,
-                2,
-            )
+        warn_of_delta(target_delta, loader.size, 2)
         ledger = self.open_ledger(loader.size)
         spent = [*ledger.record.runs, *self._pending()]
         sigma = self.world.first(
@@ -502,6 +502,18 @@ def _clips(module: LipschitzModule, options: EngineOptions) -> dict[str | None, 
             "rule has no length: compile with bounds by clip and a clip_length, e.g. --clip-length 1"
         )
     return clips | dict(wanted)
+
+
+def _tell_of_other_steps(module: nn.Module, ledger: Ledger) -> None:
+    """Warn of steps of this module in this process that the ledger does not have."""
+    before = ledgers.get(module)
+    if before is not None and before.head not in ledger.record.hashes:
+        warnings.warn(
+            "this module was trained before, by steps that another ledger counts: ε of this engine leaves them "
+            "out. If the examples are the same, use the first engine again, or give both one file as their ledger",
+            OtherLedgerWarning,
+            4,
+        )
 
 
 def _normals(options: EngineOptions) -> Normals | None:

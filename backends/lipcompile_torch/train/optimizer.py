@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from lipcompile_privacy.accounting import BudgetError, Release, Run
 from lipcompile_privacy.ledger import warn_of
+from torch import nn
 from torch.optim import Optimizer
 
 from ..noise.masks import Masks
@@ -19,6 +21,9 @@ from .gradient_watch import Singular
 from .gradients import Gradients
 from .ledger import Ledger
 from .sampler import LogicalBatch, PrivateLoader
+
+ledgers: WeakKeyDictionary[nn.Module, Ledger] = WeakKeyDictionary()
+"""The ledger of the last step of each module that was trained in this process."""
 
 
 class PrivateOptimizer(Singular, Optimizer):
@@ -238,6 +243,7 @@ class PrivateOptimizer(Singular, Optimizer):
             self._spend_charge()
         else:
             self._count_in_round(batch.round)
+        ledgers[self._gradients.module] = self._ledger
         self._loader.close()
         if self._steps_left is not None:
             self._steps_left -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from lipcompile_torch.certify.constraints import Fixed, Spectral
 from lipcompile_torch.certify.precision import rounding_slack
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.engine import OtherLedgerWarning
 from lipcompile_torch.train.module import LipschitzModule
 from lipcompile_torch.train.sampling import SamplingError
 from torch import nn
@@ -630,3 +632,21 @@ def test_a_changed_normaliser_is_refused() -> None:
 def test_trap_26_the_number_of_examples_is_documented_as_public() -> None:
     # Trap 26.
     assert "N, the\n    number of examples, as public" in (PrivacyEngine.__doc__ or "")
+
+
+def test_steps_of_a_module_that_another_ledger_counts_are_told(tmp_path: Path) -> None:
+    """ε of an engine is that of its ledger. Engines of one file continue it, so nothing is left out."""
+    module, path = Net(), tmp_path / "ledger.jsonl"
+
+    def trained(engine: PrivacyEngine) -> None:
+        _, optimizer, loader = private(module=module, engine=engine)
+        x, y = next(iter(loader))
+        backward(module, x, y)
+        optimizer.step()
+        engine.close()
+
+    for _ in range(2):
+        trained(PrivacyEngine(ledger=path))
+    with pytest.warns(OtherLedgerWarning, match="ε of this engine leaves them out"):
+        trained(PrivacyEngine())
+    private(module=Net())  # has no steps
