@@ -27,6 +27,7 @@ from lipcompile.frontends.onnx.values import LARGEST, Known, PoisonedError, floa
 from lipcompile.ops.activation.rules import Hardtanh
 from lipcompile.ops.merge.rules import PRODUCT, SUM, WHERE, Sum, Where
 from lipcompile.ops.normalisation.onnx_read import factored, shift
+from lipcompile.ops.pointwise.rules import Pointwise
 from lipcompile.ops.pool.onnx_read import reduction_of
 from lipcompile.ops.resample.rules import Expand
 from lipcompile.ops.shape.onnx_read import cut, reshape_to
@@ -128,14 +129,27 @@ def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str
 
 
 def _zeros(context: Context, node: OnnxNode, shape: Shape) -> Value:
-    """Zeros for each example: an entry of its input, times 0, copied."""
+    """Zeros for each example: an entry of its input, times 0, copied.
+
+    A model that looks for NaN and infinity may replace them; times 0 they would stay NaN.
+    """
     given = unplaced(next(item for item in context.items.values() if isinstance(item, Value | Placed)))
     flat = reshape_to(context, node, context.numbers(given), (prod(shape_of(given)),), "_flat")
     if context.builder.holds_tokens(flat):
         raise Refusal("LIP204", "nothing says how many tokens there are")
     first = cut(context, node, flat, Slice(0, 0, 1), "_first")
-    zero = scaled(context, node, first, Fraction(0), "_zero")
+    if _asks_for_numbers(context):
+        zero = context.add(node, OP_BY_NAME["pointwise"], Pointwise("constant"), [first], "_zero")
+    else:
+        zero = scaled(context, node, first, Fraction(0), "_zero")
     return widened(context, node, reshape_to(context, node, zero, (1,) * len(shape), "_number"), shape, "_zeros")
+
+
+def _asks_for_numbers(context: Context) -> bool:
+    """Whether a model asks which numbers are NaN or infinite, but for weights of attention, where exporters do."""
+    asked = [node.proto.input[0] for node in context.makers.values() if node.op_type in ("IsInf", "IsNaN")]
+    made = [context.makers.get(name) for name in asked]
+    return any(maker is None or maker.op_type != "Softmax" for maker in made)
 
 
 def divided(context: Context, node: OnnxNode, operand: Value, divisor: Known) -> Value:

@@ -467,6 +467,32 @@ def test_factors_of_fixed_statistics_are_trained() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*constant folding")
+class Filled(nn.Module):
+    """A learned number in the place of what is missing, and a gate and its complement."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.missing, self.gate = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.where(torch.isnan(x), self.missing.expand_as(x), x)
+        share = torch.sigmoid(self.gate)
+        found: Tensor = self.last(share * self.first(x) + (1 - share) * x)
+        return found
+
+
+def test_missing_inputs_reach_no_parameter(tmp_path: Path) -> None:
+    """Zeros of an example were its first input times 0, so NaN where that was missing, and it was left out."""
+    net, x = Filled(), torch.randn(6, 4)
+    x[range(4), range(4)] = torch.nan
+    module = lipcompile.private(net, x, bounds="clip")
+    torch.testing.assert_close(module(x), net(x))
+    held_to_torch(net, module, x)
+    path = lipcompile.compile(net, tmp_path / "net.py", example=x, loss="cross_entropy", bounds="clip")
+    assert lipcompile_verify.verify(instantiate(path, path.read_text(encoding="utf-8")).certificate).ok
+
+
 def test_files_are_read_in_the_same_way(tmp_path: Path) -> None:
     net, x, file = Net(gate).eval(), examples(TOKENS, WIDTH), tmp_path / "net.onnx"
     open_batch: dict[str, Any] = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
