@@ -47,8 +47,8 @@ class Role(NamedTuple):
     optional: bool = False
 
 
-OF_ANY_SIZE = ("bias", "dense", "dense_transpose", "embedding", "prelu", "scale")
-"""Ops whose layer is built for no size of its input: one without a constraint may read several."""
+OF_ANY_SIZE = ("bias", "conv", "conv_transpose", "dense", "dense_transpose", "embedding", "prelu", "scale")
+"""Ops whose layer, if it has no constraint, may read inputs of several sizes."""
 MATRICES = {"dense": "weight", "dense_transpose": "weight", "embedding": "table"}
 """Roles of plain matrices: layers of reals may use the one of another node as well."""
 

@@ -31,7 +31,7 @@ from lipcompile.analysis.disjoint_parts import (
 )
 from lipcompile.core.graph import Graph, Node
 from lipcompile.core.names import Names
-from lipcompile.core.record import ConstraintKind, Extent, scaled_by_lipschitz
+from lipcompile.core.record import ConstraintKind, Extent, Shape, scaled_by_lipschitz
 from lipcompile.numbers import N, Numbers
 from lipcompile.numbers.matrices import root_of_squares
 
@@ -132,7 +132,7 @@ class _Forward(Generic[N]):
         self.extent: dict[str, Extent[N]] = {}
         self.gain: dict[str, Sequence[N]] = {}
         self.theta: dict[str, Mapping[str, N]] = {}
-        self._measured: dict[str, tuple[ConstraintKind, ...]] = {}
+        self._measured: dict[str, tuple[Sequence[ConstraintKind], Sequence[Shape]]] = {}
 
     def run(self) -> None:
         """Visit the nodes in order."""
@@ -152,8 +152,10 @@ class _Forward(Generic[N]):
 
     def _bound_of(self, node: Node, role: str, name: str) -> N:
         rule, constraint = node.op.parameter(role), self._graph.parameters[name].constraint
-        if self._measured.setdefault(name, rule.constraints) != rule.constraints:
-            return self._num.unbounded()  # the norm of its longest row is none of the matrix
+        # The norm of its longest row is none of the matrix, and that of a kernel is one at the size of its input.
+        measured = rule.constraints, node.site.inputs if node.op.axes == "channels" else ()
+        if self._measured.setdefault(name, measured) != measured:
+            return self._num.unbounded()
         if name in self._current:
             return self._current[name]
         if constraint.kind == "free" and rule.is_constrained:

@@ -154,7 +154,7 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
                     "LIP308",
                     f"`{name}` is shared by `{other.name}` and `{node.name}`, which are different maps",
                     "use --bounds clip, under which dense layers and embeddings may share a matrix, and layers of "
-                    "equal attributes one weight at inputs of any size; for convolutions these must be equal, too",
+                    "equal attributes one weight that is trained, at inputs of any size",
                 )
 
 

@@ -203,7 +203,8 @@ class Op(Generic[A]):
     conditions: what certificates say of how the rules came by their constants; None for nothing.
     draws: whether it draws random numbers in training, with these attributes.
     axes: which axis of the output is which: as in the operand, the channels first, or as the op places them.
-    any_size: whether its layer is built for no size of its operands, so that one may serve operands of several.
+    any_size: whether its layer serves operands of several sizes, where its parameters have no constraint, or one
+        that holds at any size.
     """
 
     name: str

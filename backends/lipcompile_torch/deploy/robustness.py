@@ -62,7 +62,8 @@ def certified_constants(module: LipschitzModule) -> Constants:
     module.project_()
     norms = module.certified_norms()
     # A verified file may hold any arithmetic in `slope`: the verifier derives the same constant by itself.
-    slope = max(upper(module.slope(exactly(norms))), derived_slope(module, norms))
+    slope = upper(module.slope(exactly(norms)))
+    slope = max(slope, derived_slope(module, norms)) if math.isfinite(slope) else slope
     layer, count = module.last_dense, logit_count(module)
     features = None if layer is None else slope
     logits = slope if layer is None else _times(slope, norms[f"{layer}.weight"])

@@ -94,7 +94,10 @@ class TiedDense(ConstrainedLayer):
 
 
 class _Kernel(ConstrainedLayer):
-    """What convolutions and transposed ones share: a rank, and a kernel whose norm holds at one size of inputs."""
+    """What convolutions and transposed ones share: a rank, and a kernel whose norm holds at one size of inputs.
+
+    A kernel without a constraint has no norm to hold, and is used at any size.
+    """
 
     rank: int
     operator: Convolution
@@ -110,7 +113,7 @@ class _Kernel(ConstrainedLayer):
             )
 
     def _check_size(self, x: Tensor, size: tuple[int, ...]) -> None:
-        if tuple(x.shape[2:]) != size:
+        if tuple(x.shape[2:]) != size and not isinstance(self.constraints["weight"][0], Free):
             raise ValueError(f"compiled for inputs of size {size}, got {tuple(x.shape[2:])}")
 
     def extra_repr(self) -> str:
@@ -173,7 +176,7 @@ class _Conv(_Kernel):
         """Map [B, C, *input_size] to [B, F, *output_size].
 
         Raises:
-            ValueError: another size, for which the certified norm would not hold.
+            ValueError: another size, for which the certified norm of a constrained kernel would not hold.
         """
         self._check_size(x, self.operator.input_size)
         x, padding = self._padded(x)
@@ -245,7 +248,7 @@ class _ConvTranspose(_Kernel):
         """Map [B, C, *input_size] to [B, F, *output_size].
 
         Raises:
-            ValueError: another size, for which the certified norm would not hold.
+            ValueError: another size, for which the certified norm of a constrained kernel would not hold.
         """
         self._check_size(x, self.input_size)
         op, extra = self.operator, self.output_padding
@@ -254,8 +257,8 @@ class _ConvTranspose(_Kernel):
         x = convolve(x, self.weight, self.bias, Geometry(op.stride, both, op.dilation, op.groups, True, extra))
         if even:
             return x
-        for axis, ((low, _), size) in enumerate(zip(op.padding, op.input_size, strict=True), start=2):
-            x = x.narrow(axis, low, size)
+        for axis, (low, high) in enumerate(op.padding, start=2):
+            x = x.narrow(axis, low, x.shape[axis] - low - high)
         return x
 
 

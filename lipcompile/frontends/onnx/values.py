@@ -9,6 +9,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -292,14 +293,31 @@ def _which(index: int, arrays: Sequence[Array]) -> tuple[Hashable, ...]:
 
 
 def _moves(proto: NodeProto, operands: Sequence[Known]) -> tuple[Hashable, ...]:
-    """How the result comes from its sources; a transposition undoes itself."""
+    """How the result comes from its sources; a transposition undoes itself.
+
+    Nodes that move the same entries alike come to the same, as where a module is called twice.
+    """
     moves = operands[0].moves if operands else ()
     weights = [operand for operand in operands if operand.sources]
     if proto.op_type in ("Identity", "Cast"):
         return moves
     if proto.op_type == "Transpose" and weights and weights[0].array.ndim == 2 and _swaps(proto):
         return toggled(weights[0])
-    return (*moves, tuple(proto.output))
+    if proto.op_type not in MOVES:
+        return (*moves, tuple(proto.output))
+    made = sha256()
+    for attribute in sorted(one.SerializeToString(deterministic=True) for one in proto.attribute):
+        made.update(b"attribute" + attribute)
+    for operand in operands:
+        made.update(repr(_identity(operand)).encode())
+    return (*moves, (proto.op_type, made.hexdigest()))
+
+
+def _identity(known: Known) -> tuple[Any, ...]:
+    """Return what two constants have in common that are the same: how they are made, or their numbers."""
+    if known.sources:
+        return sorted(known.sources), known.moves, known.copies
+    return known.array.dtype.str, known.array.shape, sha256(known.array.tobytes()).digest(), known.copies
 
 
 def _swaps(proto: NodeProto) -> bool:

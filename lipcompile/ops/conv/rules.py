@@ -204,6 +204,7 @@ def convolution(
         dsl=tuple(Spelling(f"{name}{rank}d", rank) for rank in (1, 2, 3)),  # conv2d, conv_transpose2d, …
         conditions=window_counts(windows),
         axes="channels",
+        any_size=True,
     )
 
 

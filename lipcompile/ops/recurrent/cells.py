@@ -2,8 +2,8 @@
 
 Front ends say how they add a layer with parameters; what a cell does with it stands here once. The matrices of a
 cell's gates are stacked, in torch's order. The input is multiplied with its matrix at all steps at once: the steps
-are disjoint slices of that product, so their cotangents add up as squares. The state before the first step is 0;
-what it would add is left out.
+are disjoint slices of that product, so their cotangents add up as squares. Where the state before the first step is
+0, what it would add is left out.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Unrolling:
-    """One recurrent layer under construction, of `width` entries; its nodes are called `name`_`what``time`."""
+    """One recurrent layer under construction, of `width` entries; its nodes are called `name`_`what``time`.
+
+    bounded: whether it begins in zeros, so that entries of states that are means of earlier ones lie in [-1, 1].
+    """
 
     node: AddNode
     layer: AddLayer
     name: str
     width: int
     time: str = ""
+    bounded: bool = True
 
     def role(self, role: Role, x: Value) -> Value:
         """Add a layer with parameters."""
@@ -77,9 +81,9 @@ class Unrolling:
             for start, (name, stop) in zip(starts, stops.items(), strict=True)
         ]
 
-    def row(self, x: Value, index: int) -> Value:
+    def row(self, x: Value, index: int, what: str = "_x") -> Value:
         """Take one step, [1, …]."""
-        return self.add(OP_BY_NAME["slice"], Slice(0, index, index + 1), [x], "_x")
+        return self.add(OP_BY_NAME["slice"], Slice(0, index, index + 1), [x], what)
 
     def joined(self, what: str, values: Sequence[Value], axis: int = 0) -> Value:
         """Put values end to end."""
@@ -149,13 +153,14 @@ def _first(net: Unrolling, x: Value) -> State:
 
 
 def _mixed(net: Unrolling, new: Value, decision: Value, before: State) -> State:
-    """(1-z)·tanh(new) + z·h, a weighted mean of entries in [-1, 1].
+    """(1-z)·tanh(new) + z·h, a weighted mean of entries in [-1, 1] if the states before were.
 
     It lies there too: `hardtanh` changes nothing, but tells the analysis.
     """
     fresh = net.product("fresh", net.activation("tanh", "n", new), _written(net, decision))
     kept = net.product("kept", before.output, net.activation("sigmoid", "z", decision))
-    output = net.activation("hardtanh", "h", net.sum("mix", fresh, kept))
+    output = net.sum("mix" if net.bounded else "h", fresh, kept)
+    output = net.activation("hardtanh", "h", output) if net.bounded else output
     return State(output, output)
 
 
@@ -188,11 +193,16 @@ CELLS: Mapping[str, Cell] = {"rnn": Cell(1, _rnn), "gru": Cell(3, _gru), "lstm":
 GRU_WITH_SHIFT, GRU_RESET_FIRST = Cell(3, _gru_with_shift), Cell(3, _gru_reset_first)
 
 
-def unrolled(net: Unrolling, cell: Cell, x: Value, steps: Sequence[int]) -> list[State]:
-    """Add the nodes of a cell that reads the rows `steps` of x [steps, features], in this order: a state each."""
+def unrolled(
+    net: Unrolling, cell: Cell, x: Value, steps: Sequence[int], before: State | None = None
+) -> list[State]:
+    """Add the nodes of a cell that reads the rows `steps` of x [steps, features], in this order: a state each.
+
+    before: the state that it begins in, [1, width]; None for zeros.
+    """
     products = net.role("input", x)
     states: list[State] = []
     for step in steps:
         now = replace(net, time=str(step))
-        states.append(cell.step(now, now.row(products, step), states[-1] if states else None))
+        states.append(cell.step(now, now.row(products, step), states[-1] if states else before))
     return states

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -35,7 +35,8 @@ MOST_STEPS = 512
 _ACTIVATIONS = {"RNN": ("tanh",), "GRU": ("sigmoid", "tanh"), "LSTM": ("sigmoid", "tanh", "tanh")}
 # Whether each direction goes from the last step to the first.
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-# Operands behind the weights that must be 0 where they are given.
+# Operands behind the weights that must be 0 where they are constant.
+_STATES = (5, 6)
 _ZERO = ((5, "the initial state"), (6, "the initial memory"), (7, "the peephole weights"))
 
 
@@ -99,6 +100,8 @@ def _refuse_options(context: Context, node: OnnxNode, steps: int) -> None:
     if lengths is not None and (lengths.array != steps).any():
         raise Refusal("LIP110", "sequences of different lengths are not yet supported", "leave sequence_lens out")
     for index, what in _ZERO:
+        if index in _STATES and isinstance(context.item(node, index), Value | Placed):
+            continue
         known = context.known(node, index, what)
         if known is not None and (known.array.any() or not known.array.size):
             raise Refusal("LIP110", f"{what} of {node.op_type} other than 0 is not yet supported", "leave it out")
@@ -146,7 +149,29 @@ def _direction(context: Context, node: OnnxNode, x: Value, index: int) -> _Direc
     maker = _Maker(context, own)
     net = Unrolling(maker.node, maker.layer, node.name + ("_reverse" if index else ""), own.width)
     order = range(steps)[::-1] if backward else range(steps)
-    return _Direction(net, unrolled(net, own.cell, x, order), backward)
+    before = _before(context, node, net, index)
+    net = replace(net, bounded=before is None)
+    return _Direction(net, unrolled(net, own.cell, x, order, before), backward)
+
+
+def _before(context: Context, node: OnnxNode, net: Unrolling, index: int) -> State | None:
+    """Return the state that a direction begins in, None for zeros; raises Refusal where its batch stands elsewhere."""
+    given = {place: item for place in _STATES if isinstance(item := context.item(node, place), Value | Placed)}
+    if not given:
+        return None
+    layout = FIRST if node.integer("layout", 0) else Layout(1)
+    rows = dict[int, Value]()
+    for place, item in given.items():
+        value, own = (
+            (item.value, item.layout) if isinstance(item, Placed) else (context.tensor(node, place), FIRST)
+        )
+        if own != layout or shape_of(value) != (len(_directions(node)), net.width):
+            message = f"the initial state of {node.op_type} is no state of each example"
+            raise Refusal("LIP108", message, "give it the shape [layers, batch, width]")
+        rows[place] = value if len(_directions(node)) == 1 else net.row(value, index, f"_before{place}")
+    for place in [place for place in _STATES if place not in rows and node.op_type == "LSTM"]:
+        rows[place] = net.scaled(f"zeros{place}", next(iter(rows.values())), Fraction(0))
+    return State(rows[_STATES[0]], rows.get(_STATES[1], rows[_STATES[0]]))
 
 
 # Results

@@ -174,7 +174,7 @@ LONG = np.full(1, STEPS - 1, np.int32)
         ("LSTM", "s W R B _ _ one", {}, "the initial memory of LSTM other than 0"),
         ("LSTM", "s W R B _ _ _ one", {}, "the peephole weights of LSTM other than 0"),
         ("GRU", "s W R B short", {}, "sequences of different lengths"),
-        ("GRU", "s W R _ _ x", {}, "the initial state of GRU depends on the example"),
+        ("GRU", "s W R _ _ x", {}, "the initial state of GRU is no state of each example"),
         ("GRU", "s W R", {"layout": 1}, "GRU treats axis 0 as the batch axis, but it is not"),
         ("GRU", "flat W R", {}, "GRU needs sequences [steps, features], not [12]"),
         ("GRU", "s W W", {}, "the recurrence weights of GRU have the shape [1, 15, 3], which does not fit"),

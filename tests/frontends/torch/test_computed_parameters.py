@@ -15,6 +15,7 @@ from typing import Any
 import lipcompile_verify
 import pytest
 import torch
+from lipcompile_torch.deploy.robustness import certified_constants
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -390,23 +391,39 @@ def test_layers_may_read_parts_of_different_lengths(tmp_path: Path) -> None:
 
 
 class Crops(nn.Module):
-    """A convolution of a signal, and of a part of it."""
+    """A convolution and a transposed one of a signal, and of a part of it, as the head of a detector has levels."""
 
-    def __init__(self) -> None:
+    def __init__(self, stride: int = 1) -> None:
         super().__init__()
-        self.layer, self.head = nn.Conv1d(2, 3, 3), nn.Linear(3, 3)
+        torch.manual_seed(0)
+        self.layer, self.up, self.head = nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(3, 3, 4, 2, 1), nn.Linear(3, 3)
+        self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x).tanh().mean(2) * self.layer(x[:, :, :5]).mean(2))  # type: ignore[no-any-return]
+        part = F.conv1d(x[:, :, :5], self.layer.weight, self.layer.bias, self.stride)
+        return self.head(self.up(self.layer(x).tanh()).mean(2) + self.up(part).mean(2))  # type: ignore[no-any-return]
 
 
-def test_convolutions_share_weights_at_one_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their layers are built for a size of input. The second program says so where the compiler does not."""
+def test_convolutions_share_weights_at_several_sizes(tmp_path: Path) -> None:
+    """The norm of a kernel is that of its map at one size: no radius may come from it."""
+    net, x = Crops(), examples(2, 8)
+    path = lipcompile.compile(net, tmp_path / "net.py", example=x, loss="cross_entropy", bounds="clip")
+    module: Any = instantiate(path, path.read_text(encoding="utf-8"))
+    assert lipcompile_verify.verify(module.certificate).ok
+    with pytest.raises(ValueError, match="no finite Lipschitz constant"):
+        certified_constants(module)
+    held_to_torch(net, module, x)
+    with pytest.raises(InputError, match="LIP308"):
+        lipcompile.private(net, x, bounds="theorem", input_norm=1)
+
+
+def test_convolutions_of_other_strides_share_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second program says so where the compiler does not."""
     options: dict[str, Any] = {"example": (2, 8), "loss": "cross_entropy", "bounds": "clip"}
     with pytest.raises(InputError, match="LIP308"):
-        lipcompile.compile(Crops(), tmp_path / "net.py", **options)
+        lipcompile.compile(Crops(2), tmp_path / "net.py", **options)
     monkeypatch.setattr(requirements, "_is_one_map", lambda *_: True)
-    path = lipcompile.compile(Crops(), tmp_path / "net.py", verify_import=False, **options)
+    path = lipcompile.compile(Crops(2), tmp_path / "net.py", verify_import=False, **options)
     module: Any = instantiate(path, path.read_text(encoding="utf-8"))
     verdict = lipcompile_verify.verify(module.certificate)
     assert any("different linear map" in problem.reason for problem in verdict.problems)
