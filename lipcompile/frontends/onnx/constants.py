@@ -115,7 +115,7 @@ def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str
     refused. Raises Refusal.
     """
     array, place = known.array, known.copies or 0
-    if array.ndim == 0 or array.shape[place] != 1 or not is_floating(array):
+    if array.ndim == 0 or array.shape[place] != 1 or not is_floating(array) or known.times > 1:
         raise Refusal("LIP110", "a constant of all examples is real numbers [1, …]")
     named, shape = replace(node, name=node.name + suffix), (*array.shape[:place], *array.shape[place + 1 :])
     try:

@@ -211,7 +211,7 @@ class Context:
         """
         array = known.array
         from_end = self.layout.rank(example) - self.layout.place
-        merged = self.layout.outer or self.layout.inner
+        merged = self.layout.outer or self.layout.inner or known.times > 1
         if known.copies is not None and (merged or array.ndim - known.copies != from_end):
             message = f"a constant of shape {list(array.shape)}, copied for each example, meets another axis"
             raise Refusal("LIP108", message, MIXES)

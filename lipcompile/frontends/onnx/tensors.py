@@ -173,7 +173,7 @@ class _Rewriting:
         match self.items.get(name):
             case Known(copies=None):
                 return None
-            case Known(copies=int(place), array=array):
+            case Known(copies=int(place), array=array, times=1):
                 return array.ndim, place
             case Value(shape=tuple(shape)):
                 return len(shape) + 1, 0

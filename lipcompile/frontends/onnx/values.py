@@ -24,7 +24,7 @@ from lipcompile.frontends.onnx.file import memory
 from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DRAWS, refusal_of, seeded
-from lipcompile.frontends.onnx.sizes import BATCH, OWN, checked, has_batch, of_own
+from lipcompile.frontends.onnx.sizes import BATCH, OWN, checked, has_batch, multiple, of_own
 
 Array = NDArray[Any]
 MOVES = frozenset(
@@ -55,6 +55,7 @@ class Known:
 
     sources: the stored tensors it was computed from. moves: how. reused: whether any of it is used elsewhere too.
     copies: the axis of size 1 that stands for the batch, along which it was copied; None for no copies.
+    times: how many copies there are for each example; of several, nothing is known but that they are equal.
     entries: which entries of its sources it consists of, see `entries`; None for each of them once, in some order.
     computed: sources whose entries it does not consist of, each with the operator that computed others from them.
     """
@@ -66,6 +67,7 @@ class Known:
     copies: int | None = None
     entries: Array | None = None
     computed: Mapping[str, str] = field(default_factory=dict)
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +190,22 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
 def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
     """Evaluate a node of which an operand was copied for each example; raises Refusal where copies would meet."""
     given = [operand for operand in operands if operand is not None]
-    first, axes = given[0], [one.copies for one in given]
+    first, axes, times = given[0], [one.copies for one in given], max(one.times for one in given)
+    if times > 1 and proto.op_type not in ("Cast", "CastLike", "Identity", "Slice"):
+        raise Refusal("LIP108", f"{proto.op_type} computes with several copies for each example", KEEP)
     if proto.op_type == "Shape" and first.copies is not None:
         return [_shape_of_copies(proto, first.array, first.copies)]
     if proto.op_type in ("Reshape", "Expand") and first.copies is not None and axes[1:] == [None]:
         return _resized_copies(proto, first, given[1])
     place = copies.copies_of(proto, [one.array for one in given], axes)
+    if times > 1 and place is None:
+        raise Refusal("LIP108", f"{proto.op_type} takes some of the copies for each example", KEEP)
     arrays = evaluate(proto, operands, version)
     if any(of_own(one.array).any() for one in given):
         arrays = copies.results_of_own(proto, arrays, place)
     else:
         arrays = [checked(array) for array in arrays]
-    return [replace(one, copies=place) for one in _results(proto, given, arrays)]
+    return [replace(one, copies=place, times=times) for one in _results(proto, given, arrays)]
 
 
 def _shape_of_copies(proto: NodeProto, array: Array, axis: int) -> Known:
@@ -241,14 +247,16 @@ def _to_truth(proto: NodeProto) -> bool:
 def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Known]:
     """Evaluate a node that copies a constant for each example: one copy stands for all of them."""
     target = given[-1].array
-    own = [size == BATCH for size in target.reshape(-1).tolist()]
+    own = [multiple(size) > 0 for size in target.reshape(-1).tolist()]
     if sum(own) != 1 or has_batch(np.where(own, 1, target)) or any(has_batch(known.array) for known in given[:-1]):
         raise Refusal("LIP108", f"{proto.op_type} computes with the batch size", KEEP)
     single = replace(given[-1], array=np.where(own, 1, target))
     (array,) = evaluate(proto, [*given[:-1], single], version)
     if array.ndim != target.size or array.shape[own.index(True)] != 1:
         raise Refusal("LIP108", f"{proto.op_type} makes examples that differ", KEEP)
-    return [replace(known, copies=own.index(True)) for known in _results(proto, given, [checked(array)])]
+    place = own.index(True)
+    times = multiple(int(target.reshape(-1)[place]))
+    return [replace(known, copies=place, times=times) for known in _results(proto, given, [checked(array)])]
 
 
 def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) -> list[Known]:

@@ -49,7 +49,7 @@ def _with_constant(
 def _for_one_example(context: Context, known: Known, rank: int) -> Known:
     """Take the axis of the batch away, along which nothing may differ; raises Refusal."""
     layout, array = context.layout, known.array
-    if layout.outer or layout.inner or array.ndim != rank + 1:
+    if layout.outer or layout.inner or known.times > 1 or array.ndim != rank + 1:
         message = f"a constant of shape {list(array.shape)} has no separate batch axis"
         raise Refusal("LIP108", message, MIXES)
     single = array.take([0], axis=layout.place)

@@ -17,7 +17,7 @@ from lipcompile.core.record import AnyOp, NoAttributes
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
-from lipcompile.frontends.onnx.layout import Placed
+from lipcompile.frontends.onnx.layout import Layout, Placed
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, evaluate, floats, scalar, toggled
 from lipcompile.ops.conv.rules import CONV, CONV_TRANSPOSE, Conv
@@ -158,6 +158,13 @@ def _by_vector(context: Context, node: OnnxNode, vector: Known) -> Value:
 def _by_stack(context: Context, node: OnnxNode, stack: Known) -> Value:
     """[*heads, t, n]·[*heads, n, m]: a convolution of one tap, the heads its groups of channels."""
     operand = context.tensor(node)
+    if context.layout == Layout(len(shape_of(operand)) - 1):  # the rows of each matrix are the examples
+        *others, last = shape_of(operand)
+        rows = reshape_to(context, node, operand, (*others, 1, last), "_row")
+        if stack.copies is not None or stack.array.shape[:-1] != (*others, last):
+            raise Refusal("LIP108", f"MatMul by matrices {list(stack.array.shape)} meets the batch", MIXES)
+        made = by_heads(context, node, rows, stack)
+        return reshape_to(context, node, made, (*others, stack.array.shape[-1]), "_single")
     array = context.of_one_example(stack, shape_of(operand)).array
     *heads, _, width = shape_of(operand)
     if array.shape[:-1] != (*heads, width):

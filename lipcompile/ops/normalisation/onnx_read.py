@@ -23,6 +23,7 @@ from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.normalisation.local_response import LocalResponse
 from lipcompile.ops.normalisation.rules import GroupNorm, InstanceNorm, OverAxes
 from lipcompile.ops.parametric.rules import PerFeature
+from lipcompile.ops.pool.onnx_read import of_channels
 from lipcompile.ops.shape.onnx_read import reshape_to
 from lipcompile.ops.table import OP_BY_NAME
 
@@ -202,7 +203,7 @@ def _frozen(array: Array, behind: Shape) -> Known:
 IMPORTERS: Mapping[str, Importer] = {
     "BatchNormalization": batch_normalization,
     "GroupNormalization": group_normalization,
-    "InstanceNormalization": instance_normalization,
+    "InstanceNormalization": of_channels(instance_normalization),
     "LRN": local_response,
     "LayerNormalization": over_trailing_axes("layer_norm"),
     "RMSNormalization": over_trailing_axes("rms_norm"),

@@ -28,7 +28,7 @@ from lipcompile.frontends.onnx.constants import (
 )
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
-from lipcompile.frontends.onnx.layout import FIRST, unplaced
+from lipcompile.frontends.onnx.layout import FIRST, Placed, placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import seeded
 from lipcompile.frontends.onnx.sizes import has_batch
@@ -53,7 +53,7 @@ _OF_TRUTHS = (
 )
 
 
-def instead(context: Context, node: OnnxNode) -> Value | None:
+def instead(context: Context, node: OnnxNode) -> Value | Placed | None:
     """Return a node as functions of entries; None where it is none, or where they are not allowed.
 
     Raises Refusal (LIP108, LIP308) where that is all that is wrong.
@@ -63,12 +63,16 @@ def instead(context: Context, node: OnnxNode) -> Value | None:
     poisoned = any(isinstance(item, Value) and item.shape is None for item in read)
     if make is None or poisoned or context.layout != FIRST:
         return None
+    layouts = {item.layout for item in read if isinstance(item, Placed)}
+    context.layout = layouts.pop() if len(layouts) == 1 and node.op_type not in _OF_PLACES else FIRST
     try:
-        return make(context, node)
+        return placed(make(context, node), context.layout)
     except Refusal as refusal:
         if refusal.code in ("LIP108", "LIP308") and _clips(context):
             raise
         return None
+    finally:
+        context.layout = FIRST
 
 
 def _apply(
@@ -448,6 +452,8 @@ def _like(context: Context, node: OnnxNode) -> Value:
     return unplaced(of_every_example(context, node, item, "_of_each"))
 
 
+# What does not act on each entry by itself.
+_OF_PLACES = ("ArgMax", "ArgMin", "GatherElements", "RandomNormalLike", "ScatterElements")
 _FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
     "Add": _sum,
     "And": _and,

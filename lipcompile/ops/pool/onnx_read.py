@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.context import Context, Importer, shape_of
+from lipcompile.frontends.onnx.context import Context, Importer, as_tensor, shape_of
+from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import integers
 from lipcompile.ops.pool.rules import AveragePool, LpPool, Pool
 from lipcompile.ops.reduce.rules import GlobalPool, Reduce
+from lipcompile.ops.shape.onnx_read import reshape_to
 from lipcompile.ops.table import OP_BY_NAME
 
 Pairs = tuple[tuple[int, int], ...]
@@ -58,6 +61,38 @@ def _same(size: int, kernel: int, stride: int, dilation: int, *, lower: bool) ->
     total = max((outputs - 1) * stride + dilation * (kernel - 1) + 1 - size, 0)
     small, large = total // 2, total - total // 2
     return (large, small) if lower else (small, large)
+
+
+def images_of(context: Context, node: OnnxNode) -> int:
+    """Return how many axes of an example [*images, channels, *spatial] say which of its images it is, 0 for one.
+
+    These and the batch are the first axis of the file. Raises Refusal (LIP108) where the batch stands elsewhere.
+    """
+    layout = context.layout
+    if layout.place or (layout != FIRST and not (layout.outer or layout.inner)):
+        as_tensor(context.item(node, 0), node.op_type)
+    return layout.outer + layout.inner
+
+
+def of_channels(importer: Importer) -> Importer:
+    """Return the importer of what treats each channel by itself: those of several images are channels of one."""
+
+    def framed(context: Context, node: OnnxNode) -> Value:
+        layout, images, name = context.layout, images_of(context, node), node.proto.input[0]
+        if not images:
+            return importer(context, node)  # type: ignore[return-value]  (each of these makes a tensor)
+        operand, before = context.tensor(node), context.items[name]
+        axes, spatial = shape_of(operand)[: images + 1], shape_of(operand)[images + 1 :]
+        context.items[name] = reshape_to(context, node, operand, (prod(axes), *spatial), "_images")
+        context.layout = FIRST
+        try:
+            made = importer(context, node)
+        finally:
+            context.items[name], context.layout = before, layout
+        assert isinstance(made, Value)
+        return reshape_to(context, node, made, (*axes, *shape_of(made)[1:]), "_of_images")
+
+    return framed
 
 
 def pool_of(node: OnnxNode, example: Shape) -> Pool:
@@ -144,12 +179,12 @@ def reduction_of(context: Context, node: OnnxNode, operand: Value, op: str) -> V
 
 
 IMPORTERS: Mapping[str, Importer] = {
-    "AveragePool": average_pool,
-    "GlobalAveragePool": global_pool("global_avg_pool"),
-    "GlobalLpPool": global_lp_pool,
-    "GlobalMaxPool": global_pool("global_max_pool"),
-    "LpPool": lp_pool,
-    "MaxPool": max_pool,
+    "AveragePool": of_channels(average_pool),
+    "GlobalAveragePool": of_channels(global_pool("global_avg_pool")),
+    "GlobalLpPool": of_channels(global_lp_pool),
+    "GlobalMaxPool": of_channels(global_pool("global_max_pool")),
+    "LpPool": of_channels(lp_pool),
+    "MaxPool": of_channels(max_pool),
     "ReduceL1": reduced("reduce_l1"),
     "ReduceL2": reduced("reduce_l2"),
     "ReduceLogSumExp": reduced("logsumexp"),

@@ -75,9 +75,9 @@ class Unrolling:
 
     def pieces(self, x: Value, **stops: int) -> list[Value]:
         """Cut the last axis where the named pieces stop, in widths of the state."""
-        starts = (0, *list(stops.values())[:-1])
+        starts, last = (0, *list(stops.values())[:-1]), len(x.shape or ()) - 1
         return [
-            self.add(OP_BY_NAME["slice"], Slice(1, start * self.width, stop * self.width), [x], f"_{name}")
+            self.add(OP_BY_NAME["slice"], Slice(last, start * self.width, stop * self.width), [x], f"_{name}")
             for start, (name, stop) in zip(starts, stops.items(), strict=True)
         ]
 
@@ -196,9 +196,9 @@ GRU_WITH_SHIFT, GRU_RESET_FIRST = Cell(3, _gru_with_shift), Cell(3, _gru_reset_f
 def unrolled(
     net: Unrolling, cell: Cell, x: Value, steps: Sequence[int], before: State | None = None
 ) -> list[State]:
-    """Add the nodes of a cell that reads the rows `steps` of x [steps, features], in this order: a state each.
+    """Add the nodes of a cell that reads the rows `steps` of x [steps, …, features], in this order: a state each.
 
-    before: the state that it begins in, [1, width]; None for zeros.
+    before: the state that it begins in, [1, …, width]; None for zeros.
     """
     products = net.role("input", x)
     states: list[State] = []

@@ -43,15 +43,18 @@ _ZERO = ((5, "the initial state"), (6, "the initial memory"), (7, "the peephole 
 def recurrent(context: Context, node: OnnxNode) -> Sequence[Item | None]:
     """Y, the outputs of all steps and directions; Y_h, the last of each direction; Y_c, its memory, of an LSTM.
 
-    The batch stands behind the steps, and in the results behind the directions, or in front of all (`layout`).
+    The batch stands behind the steps, and in the results behind the directions, or in front of all (`layout`). An
+    example may have several sequences, [steps, …, features]: the axes between are one with the batch.
     """
     in_front = bool(node.integer("layout", 0))
-    x = _input(context, node, FIRST if in_front else Layout(1))
+    x, layout = _input(context, node, FIRST if in_front else Layout(1))
     _refuse_options(context, node, shape_of(x)[0])
-    made = [_direction(context, node, x, index) for index in range(len(_directions(node)))]
+    made = [_direction(context, node, x, layout, index) for index in range(len(_directions(node)))]
     results = (_all, _last, _memory)
     return [
-        placed(result(made), FIRST if in_front else Layout(2 if result is _all else 1)) if output else None
+        placed(result(made), FIRST if in_front else replace(layout, axis=layout.axis + (result is _all)))
+        if output
+        else None
         for output, result in zip(node.outputs, results, strict=False)
     ]
 
@@ -59,14 +62,14 @@ def recurrent(context: Context, node: OnnxNode) -> Sequence[Item | None]:
 # What is refused
 
 
-def _input(context: Context, node: OnnxNode, expected: Layout) -> Value:
-    """Return the sequence [steps, features], whose batch must be where the node takes it to be; raises Refusal."""
+def _input(context: Context, node: OnnxNode, expected: Layout) -> tuple[Value, Layout]:
+    """Return the sequence [steps, …, features], whose batch must be where the node takes it to be; raises Refusal."""
     item = context.item(node, 0)
     value, layout = (item.value, item.layout) if isinstance(item, Placed) else (context.tensor(node), FIRST)
-    shape = shape_of(value)
-    if len(shape) != 2:
+    shape, merged = shape_of(value), layout.outer + layout.inner if expected != FIRST else 0
+    if len(shape) != 2 + merged:
         raise Refusal("LIP102", f"{node.op_type} needs sequences [steps, features], not {list(shape)}")
-    if layout != expected:
+    if layout.place != expected.place or (layout != expected and not merged):
         message = (
             f"{node.op_type} treats axis {expected.axis} as the batch axis, but it is not: it would mix examples"
         )
@@ -76,7 +79,7 @@ def _input(context: Context, node: OnnxNode, expected: Layout) -> Value:
     if shape[0] > MOST_STEPS:
         message = f"{node.op_type} over {shape[0]} steps is not yet supported, because it would be unrolled"
         raise Refusal("LIP110", message, f"use at most {MOST_STEPS} steps")
-    return value
+    return value, layout
 
 
 def _directions(node: OnnxNode) -> tuple[bool, ...]:
@@ -142,30 +145,31 @@ class _Maker:
         return self.context.parameters.add(op, attributes, x, tensors, name)
 
 
-def _direction(context: Context, node: OnnxNode, x: Value, index: int) -> _Direction:
-    steps, features = shape_of(x)
+def _direction(context: Context, node: OnnxNode, x: Value, layout: Layout, index: int) -> _Direction:
+    steps, *_, features = shape_of(x)
     backward, count = _directions(node)[index], len(_directions(node))
     own = weights(context, node, features, index, count)
     maker = _Maker(context, own)
     net = Unrolling(maker.node, maker.layer, node.name + ("_reverse" if index else ""), own.width)
     order = range(steps)[::-1] if backward else range(steps)
-    before = _before(context, node, net, index)
+    before = _before(context, node, net, index, x, layout)
     net = replace(net, bounded=before is None)
     return _Direction(net, unrolled(net, own.cell, x, order, before), backward)
 
 
-def _before(context: Context, node: OnnxNode, net: Unrolling, index: int) -> State | None:
+def _before(
+    context: Context, node: OnnxNode, net: Unrolling, index: int, x: Value, layout: Layout
+) -> State | None:
     """Return the state that a direction begins in, None for zeros; raises Refusal where its batch stands elsewhere."""
     given = {place: item for place in _STATES if isinstance(item := context.item(node, place), Value | Placed)}
     if not given:
         return None
-    layout = FIRST if node.integer("layout", 0) else Layout(1)
     rows = dict[int, Value]()
     for place, item in given.items():
         value, own = (
             (item.value, item.layout) if isinstance(item, Placed) else (context.tensor(node, place), FIRST)
         )
-        if own != layout or shape_of(value) != (len(_directions(node)), net.width):
+        if own != layout or shape_of(value) != (len(_directions(node)), *shape_of(x)[1:-1], net.width):
             message = f"the initial state of {node.op_type} is no state of each example"
             raise Refusal("LIP108", message, "give it the shape [layers, batch, width]")
         rows[place] = value if len(_directions(node)) == 1 else net.row(value, index, f"_before{place}")
@@ -178,22 +182,22 @@ def _before(context: Context, node: OnnxNode, net: Unrolling, index: int) -> Sta
 
 
 def _all(made: Sequence[_Direction]) -> Value:
-    """[steps, directions, width]."""
+    """[steps, directions, …, width]."""
     rows = []
     for one in made:
         outputs = [state.output for state in one.states]
         steps = one.net.joined("_steps", outputs[::-1] if one.backward else outputs)
-        rows.append(one.net.reshaped("_direction", steps, (len(outputs), 1, one.net.width)))
+        rows.append(one.net.reshaped("_direction", steps, (len(outputs), 1, *shape_of(outputs[0])[1:])))
     return made[0].net.joined("_all", rows, axis=1)
 
 
 def _last(made: Sequence[_Direction]) -> Value:
-    """[directions, width]."""
+    """[directions, …, width]."""
     return made[0].net.joined("_last", [one.states[-1].output for one in made])
 
 
 def _memory(made: Sequence[_Direction]) -> Value:
-    """[directions, width]."""
+    """[directions, …, width]."""
     return made[0].net.joined("_memory", [one.states[-1].memory for one in made])
 
 

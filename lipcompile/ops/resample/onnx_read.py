@@ -19,7 +19,7 @@ from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
-from lipcompile.frontends.onnx.sizes import OWN, is_formal
+from lipcompile.frontends.onnx.sizes import BATCH, OWN, is_formal, shown
 from lipcompile.frontends.onnx.values import Known, OwnPlaces, integers, scalar
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.embedding.rules import Embedding
@@ -38,14 +38,17 @@ _PADDING: Mapping[str, Mode] = {"constant": "zeros", "reflect": "reflect", "edge
 def pad(context: Context, node: OnnxNode) -> Value:
     """A number, or reflected, repeated or wrapped entries around the axes of an example; negative sides cut."""
     operand, mode = context.tensor(node), node.text("mode", "constant")
-    sides = _sides(context, node, len(shape_of(operand)) + 1)
+    layout, example = context.layout, shape_of(operand)
+    sides = _sides(context, node, layout.rank(example))
+    of_batch, merged = sides[layout.place], ((0, 0),) * (layout.outer + layout.inner)
+    sides = (*sides[: layout.place], *merged, *sides[layout.place + 1 :])
     filled = _filling(context, node) if mode == "constant" else Fraction(0)
     if mode not in _PADDING:
         raise Refusal("LIP102", f"Pad has no mode {mode}")
-    if sides[0] != (0, 0):
+    if of_batch != (0, 0):
         raise Refusal("LIP108", "Pad adds examples to the batch", MIXES)
-    operand = _cropped(context, node, operand, sides[1:])
-    around = tuple((max(low, 0), max(high, 0)) for low, high in sides[1:])
+    operand = _cropped(context, node, operand, sides)
+    around = tuple((max(low, 0), max(high, 0)) for low, high in sides)
     if not any(map(any, around)):
         return operand
     return _framed(context, node, operand, around, _PADDING[mode], filled)
@@ -244,29 +247,27 @@ def _index(index: int, size: int) -> int:
 
 
 def expand(context: Context, node: OnnxNode) -> Value:
-    """Broadcast to a constant shape, which may keep sizes by a 1; the batch axis stays first."""
-    operand = context.tensor(node)
-    target = context.known(node, 1, "the shape")
-    example = shape_of(operand)
+    """Broadcast to a constant shape, which may keep sizes by a 1; axes may be made before that of the batch."""
+    operand, target = context.tensor(node), context.known(node, 1, "the shape")
     if target is None:
         raise Refusal("LIP102", "Expand without a shape")
-    sizes = integers(target, "the shape")
-    if len(sizes) > len(example) + 1:
-        raise Refusal("LIP108", f"Expand to {len(sizes)} axes moves the batch axis", MIXES)
-    missing = len(example) + 1 - len(sizes)
-    first, rest = ((1, *sizes) if missing else sizes)[0], (sizes if missing else sizes[1:])
-    if not (first == 1 or context.is_batch(first)) or any(map(is_formal, rest)):
-        raise Refusal("LIP108", f"Expand to {list(sizes)} changes the batch", MIXES)
-    return _expanded(context, node, operand, rest)
-
-
-def _expanded(context: Context, node: OnnxNode, operand: Value, rest: Sequence[int]) -> Value:
-    example = shape_of(operand)
-    kept = len(example) - len(rest)
-    sizes = (*example[:kept], *(own if new == 1 else new for own, new in zip(example[kept:], rest, strict=True)))
-    if sizes == example:
+    sizes, layout, example = integers(target, "the shape"), context.layout, shape_of(operand)
+    rank = max(len(sizes), layout.rank(example))
+    made, sizes = rank - layout.rank(example), (*(1,) * (rank - len(sizes)), *sizes)
+    own, place = layout.sizes(example)[layout.place], layout.place + made
+    rest = (*sizes[:place], *sizes[place + 1 :])
+    of_all = own if context.batch is None else own // BATCH * context.batch
+    if sizes[place] not in (1, own, of_all) or any(map(is_formal, rest)):
+        raise Refusal("LIP108", f"Expand to {shown(sizes)} changes the batch", MIXES)
+    context.layout = replace(layout, axis=layout.axis + made)
+    merged = example[layout.place : layout.place + layout.outer + layout.inner]
+    wanted = (*sizes[:place], *merged, *sizes[place + 1 :])
+    apart = (*(1,) * made, *example)
+    wide = tuple(old if new == 1 else new for old, new in zip(apart, wanted, strict=True))
+    if wide == example:
         return operand
-    return context.add(node, OP_BY_NAME["expand"], Expand(sizes), [operand])
+    column = reshape_to(context, node, operand, apart, "_apart")
+    return context.add(node, OP_BY_NAME["expand"], Expand(wide), [column])
 
 
 def tile(context: Context, node: OnnxNode) -> Value:
@@ -274,20 +275,22 @@ def tile(context: Context, node: OnnxNode) -> Value:
     operand, known = context.tensor(node), context.known(node, 1, "the number of repeats")
     if known is None:
         raise Refusal("LIP102", "Tile without a number of repeats")
-    example, repeats = shape_of(operand), integers(known, "the number of repeats")
-    if context.is_batch(repeats[0]) and context.is_single(operand):
-        repeats = (1, *repeats[1:])
-    if len(repeats) != len(example) + 1 or min(repeats) < 1:
-        raise Refusal("LIP102", f"Tile cannot repeat {['batch', *example]} {list(repeats)} times")
-    if repeats[0] != 1 or any(map(is_formal, repeats)):
+    example, repeats, layout = shape_of(operand), integers(known, "the number of repeats"), context.layout
+    if len(repeats) != layout.rank(example) or min(repeats) < 1:
+        raise Refusal("LIP102", f"Tile cannot repeat {shown(layout.sizes(example))} {list(repeats)} times")
+    of_batch, merged = repeats[layout.place], (1,) * (layout.outer + layout.inner)
+    if context.is_batch(of_batch) and context.is_single(operand) and layout == FIRST:
+        of_batch = 1
+    repeats = (*repeats[: layout.place], *merged, *repeats[layout.place + 1 :])
+    if of_batch != 1 or any(map(is_formal, repeats)):
         raise Refusal("LIP108", "Tile repeats the examples of the batch", MIXES)
     apart = tuple(size for axis in example for size in (1, axis))
-    copied = tuple(size for pair in zip(repeats[1:], example, strict=True) for size in pair)
+    copied = tuple(size for pair in zip(repeats, example, strict=True) for size in pair)
     if copied == apart:
         return operand
     value = reshape_to(context, node, operand, apart, "_apart")
     value = context.add(node, OP_BY_NAME["expand"], Expand(copied), [value], "_copies")
-    joined = tuple(count * size for count, size in zip(repeats[1:], example, strict=True))
+    joined = tuple(count * size for count, size in zip(repeats, example, strict=True))
     return reshape_to(context, node, value, joined)
 
 

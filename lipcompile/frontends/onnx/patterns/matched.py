@@ -194,7 +194,7 @@ def _axes_of_draws(context: Context, found: Found, example: Shape) -> int | None
     known, layout = context.items[str(found["drawn"])], context.layout
     assert isinstance(known, Known)
     shape, place = known.array.shape, layout.place
-    if layout.outer or layout.inner or len(shape) != layout.rank(example):
+    if layout.outer or layout.inner or known.times > 1 or len(shape) != layout.rank(example):
         return None
     if known.copies != place and (known.copies is not None or shape[place] != context.batch):
         return None
