@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Graph, Node
 from lipcompile.core.record import Vocabulary
+from lipcompile.ops.merge.rules import Sum
 from lipcompile.ops.pointwise.rules import Pointwise
 from lipcompile.ops.shape.rules import Slice
 
@@ -53,10 +55,11 @@ def _moved(graph: Graph) -> dict[str, Array]:
     return arrays
 
 
-def places(graph: Graph) -> tuple[int, ...]:
-    """Return how many rows the tables have in which an entry of real numbers is a place; 0 for any other entry.
+def places(graph: Graph) -> tuple[range, ...]:
+    """Return which whole numbers an entry of real numbers may be; none of what is no whole number, or any.
 
-    A place, one hot, is the one that equals the entry, up to a constant that is added to it before.
+    It is a place in the rows of a table: one hot, that which equals the entry, up to a constant that is added to it
+    before. Or it is compared with the numbers of n places, as the length of a text: 1 to n.
     """
     import numpy as np
 
@@ -72,7 +75,27 @@ def places(graph: Graph) -> tuple[int, ...]:
                 entries = moved[value].reshape(-1)
                 known = np.where(found[entries] > 0, found[entries], rows[0] - below)
                 found[entries] = np.minimum(known, rows[0] - below)
-    return tuple(map(int, found))
+    found_ranges = [range(int(rows)) for rows in found]
+    for entries, count in _lengths(nodes, moved, graph.input.name):
+        for entry in entries:
+            found_ranges[entry] = found_ranges[entry] or range(1, count + 1)
+    return tuple(found_ranges)
+
+
+def _lengths(
+    nodes: Mapping[str, Node], moved: Mapping[str, Array], source: str
+) -> Iterator[tuple[list[int], int]]:
+    """Yield the entries of the input that are compared with the numbers of places, and how many these are."""
+    for node in nodes.values():
+        compares = isinstance(node.attributes, Pointwise) and node.attributes.function in ("greater", "at_least")
+        difference = nodes.get(node.inputs[0]) if compares else None
+        if difference is None or not isinstance(difference.attributes, Sum) or not node.shape:
+            continue
+        for value in difference.inputs:
+            while value not in moved and value in nodes and nodes[value].op.name in _SPREADS:
+                value = nodes[value].inputs[0]
+            if value in moved and value != source:
+                yield moved[value].reshape(-1).tolist(), node.shape[-1]
 
 
 _SPREADS = ("expand", "flatten", "reshape")

@@ -96,7 +96,7 @@ class Deployment(Protocol):
         batch: int | None = None,
         precision: str = "float32",
         vocabulary: Vocabulary | None = None,
-        places: Sequence[int] = (),
+        places: Sequence[range] = (),
         log_softmax: int | None = None,
     ) -> Any:
         """Return how far a class of modules is from what it was imported from; raises `ShapeError`."""

@@ -117,7 +117,7 @@ def agreement_with_original(
     batch: int | None = None,
     precision: str = "float32",
     vocabulary: Vocabulary | None = None,
-    places: Sequence[int] = (),
+    places: Sequence[range] = (),
     log_softmax: int | None = None,
     seed: int = 0,
 ) -> Agreement:
@@ -129,7 +129,7 @@ def agreement_with_original(
         batch: the only B that `original` takes.
         precision: of `original`.
         vocabulary: how many tokens there are, or how many for each entry, if examples are tokens.
-        places: how many rows each entry of real numbers may select, 0 for one that selects none.
+        places: which whole numbers each entry of real numbers may be, none for one that may be any number.
         log_softmax: the axis of an example that the original ends in a log-softmax along, which the module leaves
             to its loss; None if it does not.
 
@@ -143,8 +143,8 @@ def agreement_with_original(
     rng = np.random.default_rng(seed)
     x = _examples(module, vocabulary, rng, batch or len(_SCALES))
     if any(places):
-        rows = np.array(places).reshape(module.input_shape)
-        x = np.where(rows > 0, rng.integers(np.maximum(rows, 1), size=x.shape), x)
+        low, high = np.array([(one.start, one.stop) for one in places]).T.reshape(2, *module.input_shape)
+        x = np.where(high > 0, rng.integers(low, np.maximum(high, 1), size=x.shape), x)
     rounded = torch.from_numpy(x) if vocabulary else torch.from_numpy(x).to(getattr(torch, precision))
     fed = rounded if vocabulary else rounded.double()
     wanted = np.concatenate([original(part.numpy()) for part in torch.split(fed, batch or len(fed))])

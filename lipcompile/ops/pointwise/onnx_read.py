@@ -221,6 +221,13 @@ def one_hot(context: Context, node: OnnxNode, places: Value, entries: int) -> Va
     return _apply(context, node, "equal", [apart], suffix="_one_hot")
 
 
+def from_the_end(context: Context, node: OnnxNode, places: Value, entries: int) -> Value:
+    """Add how many entries there are to negative places, as an index of torch counts; raises Refusal."""
+    turned = scaled(context, node, places, -ONE, "_turned")
+    negative = _apply(context, node, "greater", [turned], suffix="_negative")
+    return context.add(node, SUM, Sum((ONE, Fraction(entries))), [places, negative], "_counted")
+
+
 def _place(context: Context, node: OnnxNode) -> Value:
     """The place of the first of the largest or smallest entries along an axis: no equal one is before it."""
     operand = context.tensor(node)

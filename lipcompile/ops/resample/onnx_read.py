@@ -24,7 +24,7 @@ from lipcompile.frontends.onnx.values import Known, OwnPlaces, integers, scalar
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.embedding.rules import Embedding
 from lipcompile.ops.merge.rules import MATMUL
-from lipcompile.ops.pointwise.onnx_read import one_hot, rows_at
+from lipcompile.ops.pointwise.onnx_read import from_the_end, one_hot, rows_at
 from lipcompile.ops.resample.rules import Expand, Gather, Pad
 from lipcompile.ops.shape.onnx_read import cut, permute, reshape_to
 from lipcompile.ops.shape.rules import Block, Slice
@@ -168,6 +168,7 @@ def _rows_of_own(context: Context, node: OnnxNode, places: Value) -> Value:
             "LIP110", "GatherND of several places for each example is not yet supported", "take whole rows"
         )
     wanted = reshape_to(context, node, places, (math.prod(taken),), "_places")
+    wanted = from_the_end(context, node, wanted, entries)
     hot = one_hot(context, node, wanted, entries)
     rows = reshape_to(context, node, operand, (entries, math.prod(row)), "_rows")
     found = context.add(node, MATMUL, NoAttributes(), [hot, rows])

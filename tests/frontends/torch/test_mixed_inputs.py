@@ -192,4 +192,46 @@ def test_imports_are_compared_at_categories_that_exist(kind: type[Columns], rows
     example: Any = torch.zeros(2, 7) if kind is Cast else {"categories": CATEGORIES, "numbers": NUMBERS}
     analysis = from_module(kind(), example, bounds="clip", loss="cross_entropy").analysis
     assert analysis is not None
-    assert places(analysis.graph) == (*rows, 0, 0, 0, 0, 0)
+    assert [len(one) for one in places(analysis.graph)] == [*rows, 0, 0, 0, 0, 0]
+
+
+class Lengths(nn.Module):
+    """Attention to as many tokens as a length says, and the state at the last of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        hidden = torch.arange(5).expand(len(tokens), 5) >= lengths.unsqueeze(1)
+        made = self.attention(tokens, tokens, tokens, key_padding_mask=hidden, need_weights=False)[0]
+        return self.head(made[torch.arange(len(made)), lengths - 1])  # type: ignore[no-any-return]
+
+
+def test_lengths_are_compared_with_places() -> None:
+    """The check of the import draws lengths from 1 to 5: torch attends to nothing where all is hidden."""
+    given = {"tokens": torch.randn(4, 5, 4), "lengths": torch.tensor([1, 5, 3, 2])}
+    net = Lengths().eval()
+    module: Any = lipcompile.private(net, given, loss="cross_entropy", bounds="clip").eval()
+    with torch.no_grad():
+        assert torch.allclose(module(given), net(**given), atol=1e-6)
+
+
+def test_places_may_count_from_the_end() -> None:
+    """An index of torch that is negative does; lengths of 0 take the last state."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, length: Tensor) -> Tensor:
+            return self.head(self.words(x)[torch.arange(x.size(0)), length - 1])  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    given = {"x": torch.randint(7, (4, 5)), "length": torch.tensor([0, 5, 1, 3])}
+    net = Last()
+    module: Any = lipcompile.private(net, given, loss="cross_entropy", bounds="clip").eval()
+    with torch.no_grad():
+        assert torch.allclose(module(given), net(**given), atol=1e-6)
