@@ -117,7 +117,7 @@ class Context:
     def _vocabulary(self, value: Value) -> int | None:
         """Return how many tokens a value may hold: as many as the smallest table that all of its input select rows
         of has; if there is none, as the largest that a part of them does, and then as the largest of all, or as
-        select rows where constants were added to them.
+        select rows where constants were added to them; or as they are compared with, as F.one_hot does.
         """
         if (source := self._source(value)) in self.truths:
             return 2
@@ -131,8 +131,19 @@ class Context:
                 parts += [entries] * (of == source)
                 others += [entries] * (of is not None)
                 moved += [] if (least := self._added(name)) is None else [entries + max(-least, 0)]
-        largest = (max(found, default=None) for found in (parts, others, moved))
+        compared = [entries for node in self.makers.values() if (entries := self._compared(node, source))]
+        largest = (max(found, default=None) for found in (parts, others, moved, compared))
         return min(whole, default=None) or next(filter(None, largest), None)
+
+    def _compared(self, node: OnnxNode, source: str) -> int:
+        """Return n where a node compares these tokens with 0 to n - 1, and 0 for any other node."""
+        if node.op_type != "Equal" or all(
+            self._tokens_of(one, _PART_TOKENS) != source for one in node.proto.input
+        ):
+            return 0
+        known = [item for one in node.proto.input if isinstance(item := self.items.get(one), Known)]
+        arrays = [one.array.reshape(-1) for one in known if one.array.dtype.kind in "iu" and one.array.size > 1]
+        return next((array.size for array in arrays if (array == np.arange(array.size)).all()), 0)
 
     def _added(self, name: str) -> int | None:
         """Return the least whole number that is added to tokens, None if places are no such sum."""

@@ -18,6 +18,7 @@ from lipcompile.frontends.onnx.refused import DRAWS
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.find import summary
 from lipcompile.frontends.torch.tracing import Untraceable, untraceable
+from lipcompile.ops.merge import torch_read as merge
 from lipcompile.ops.normalisation import torch_read as normalisation
 from lipcompile.ops.pool import torch_read as pooling
 from lipcompile.ops.recurrent import torch_read as rnn
@@ -68,7 +69,12 @@ def _translated(program: ExportedProgram) -> ModelProto:
     if clashing := _clashing(program):
         message = f"`{clashing}` is an argument of `forward` and a parameter or buffer: torch.onnx mixes them up"
         raise untraceable("LIP121", message, "give one of them another name", None)
-    table = {**rnn.translations(), **normalisation.translations(), **shape.translations()}
+    table = {
+        **rnn.translations(),
+        **normalisation.translations(),
+        **shape.translations(),
+        **merge.translations(),
+    }
     if any(map(pooling.is_unwritten, program.graph.nodes)):
         table |= pooling.translations()
     try:

@@ -109,7 +109,13 @@ def padded(_: Any, h: Tensor) -> Tensor:
     return wide + F.pad(h.view(-1, 4), (2, 0)).view(-1, 3, 6)[..., :4]
 
 
-FUNCTIONS = (heads_in_front, moved_by_einsum, spread_in_front, compared, one_matrix_each, padded)
+def products(_: Any, h: Tensor) -> Tensor:
+    """As transmittance in NeRF, and leaves of soft trees; of zeros and negative numbers, too."""
+    h = h.relu() - 0.2 * (h > 0.3)
+    return torch.cumprod(h, 1) + h.prod(1, keepdim=True) * h.prod(-1).unsqueeze(-1)
+
+
+FUNCTIONS = (products, heads_in_front, moved_by_einsum, spread_in_front, compared, one_matrix_each, padded)
 
 
 def held(net: nn.Module, x: Tensor) -> None:
@@ -143,6 +149,14 @@ def over_examples(_: Any, h: Tensor) -> Tensor:
     return torch.einsum("tbd,tcd->tbd", h.transpose(0, 1), h.transpose(0, 1)).transpose(0, 1)
 
 
+def product_of_examples(_: Any, h: Tensor) -> Tensor:
+    return h * h.prod(0, keepdim=True)
+
+
+def running_product(_: Any, h: Tensor) -> Tensor:
+    return torch.cumprod(h, 0)
+
+
 def next_example(_: Any, h: Tensor) -> Tensor:
     return F.pad(h, (0, 0, 0, 0, 1, 0))[:-1] * h
 
@@ -161,10 +175,37 @@ def wrong_order(_: Any, h: Tensor) -> Tensor:
     return h.reshape(3, -1, 4).transpose(0, 1) * h
 
 
-@pytest.mark.parametrize("function", [over_examples, next_example, next_frame, pooled_frames, wrong_order])
+MIXING = (
+    product_of_examples,
+    running_product,
+    over_examples,
+    next_example,
+    next_frame,
+    pooled_frames,
+    wrong_order,
+)
+
+
+@pytest.mark.parametrize("function", MIXING)
 def test_what_mixes_is_refused(function: Any) -> None:
     with pytest.raises(InputError, match=r"LIP108|batch"):
         lipcompile.private(Around(function), examples(3, 4), loss="cross_entropy", bounds="clip")
+
+
+def test_tokens_are_one_hot() -> None:
+    """Nothing but the comparison says how many there are."""
+
+    class Letters(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer, self.head = nn.Conv1d(5, 4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hot = F.one_hot(x, 5).float().transpose(1, 2)
+            return self.head(self.layer(hot).tanh().amax(2))  # type: ignore[no-any-return]
+
+    held(Letters(), torch.randint(5, (4, 6), generator=torch.Generator().manual_seed(0)))
 
 
 def test_states_of_other_sequences_are_refused() -> None:
