@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -275,19 +275,44 @@ class Visitor:
                 replace(result, sources=sources, moves=(), reused=False, entries=None, computed={})
                 for result in results
             ]
-        if node.op_type == "Split" and operands[0] is not None:
-            results = self._parts(node, operands[0], results)
+        if operands and operands[0] is not None and (cut := self._cut(node, operands, results)) is not None:
+            results = self._parts(node, operands[0], results, *cut)
         again = [len(self.context.readers.get(name, ())) > 1 for name in outputs]
         return [replace(result, reused=result.reused or more) for result, more in zip(results, again, strict=True)]
 
-    def _parts(self, node: OnnxNode, whole: Known, parts: list[Known]) -> list[Known]:
+    def _cut(
+        self, node: OnnxNode, operands: Sequence[Known | None], results: Sequence[Known]
+    ) -> tuple[Hashable, Sequence[str]] | None:
+        """Return how a node cuts a constant into parts that do not overlap, and the names of these; None if not.
+
+        Rows that are taken one by one, as those of several experts, are parts if nothing else reads the constant.
+        """
+        axis = node.integer("axis", 0)
+        if node.op_type == "Split":
+            sizes = tuple(result.array.shape for result in results)
+            return ("Split", axis, sizes), [str(place) for place in range(len(results))]
+        name = node.proto.input[0]
+        rows = {self._row(reader) for reader in self.context.readers.get(name, ())}
+        if node.op_type != "Gather" or len(rows) < 2 or None in rows or len({along for along, _ in rows}) > 1:
+            return None
+        return ("Gather", axis), [str(int(operands[1].array) % operands[0].array.shape[axis])]
+
+    def _row(self, node: OnnxNode) -> tuple[int, int] | None:
+        """Return the axis along which a node takes one entry, and which one; None if it does something else."""
+        place = self.context.items.get(node.proto.input[1]) if node.op_type == "Gather" else None
+        if not isinstance(place, Known) or place.array.ndim or place.copies is not None:
+            return None
+        return node.integer("axis", 0), int(place.array)
+
+    def _parts(
+        self, node: OnnxNode, whole: Known, parts: list[Known], cut: Hashable, names: Sequence[str]
+    ) -> list[Known]:
         """Let the parts of a stored tensor be weights of their own, unless it is used as a whole as well."""
         if len(whole.sources) != 1 or whole.moves or whole.copies is not None:
             return parts
-        cut = (node.op_type, node.integer("axis", 0), tuple(part.array.shape for part in parts))
         part = self.context.parameters.part
         with suppress(Refusal):
-            return [part(whole, one.array, str(place), cut, node.label) for place, one in enumerate(parts)]
+            return [part(whole, one.array, name, cut, node.label) for name, one in zip(names, parts, strict=True)]
         return parts
 
     def _is_separate(self, node: OnnxNode) -> bool:

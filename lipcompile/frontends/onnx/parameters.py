@@ -111,6 +111,7 @@ class Parameters:
     computed: dict[str, str] = field(default_factory=dict)
     _owners: dict[str, Owner] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
+    _wholes: dict[str, str] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
     _met: set[str] = field(default_factory=set)
     _keys: set[Key] = field(default_factory=set)
@@ -131,6 +132,7 @@ class Parameters:
             if source in self._owners or self._cut.setdefault(source, (cut, known.moves)) != (cut, known.moves):
                 raise self._used_in_another_way(source)
         own = {source: f"{source}[{label}]" for source in known.sources or (origin,)}
+        self._wholes |= {name: source for source, name in own.items() if source in self.stored}
         self.stored |= {name for source, name in own.items() if source in self.stored}
         if self.frozen is not None and not known.sources:
             self.frozen |= {*own.values()}
@@ -151,7 +153,11 @@ class Parameters:
     def constants(self) -> list[str]:
         """Return the stored tensors that the model trains, where that is known, and that became constants here."""
         trained = frozenset() if self.frozen is None else self.stored - self.frozen
-        return sorted(trained - (self._met - self._numbers) - self._cut.keys())
+        return sorted(self._whole(trained - (self._met - self._numbers) - self._cut.keys()))
+
+    def _whole(self, sources: Iterable[str]) -> set[str]:
+        """Return what the file stores of some sources: of a part, what it was cut from."""
+        return {self._wholes.get(source, source) for source in sources}
 
     def held(self) -> list[str]:
         """Return those of `constants` that are used as they are; others are parts of what is trained."""
@@ -288,11 +294,11 @@ class Parameters:
 
     def computed_with(self, known: Known, refusal: Refusal) -> Refusal:
         """Return a refusal of trained tensors that no op has as a parameter; by clips they may be tensors."""
-        self.several |= known.sources
+        self.several |= self._whole(known.sources)
         return refusal
 
     def _used_in_another_way(self, source: str) -> Refusal:
-        self.several.add(source)
+        self.several |= self._whole([source])
         elsewhere = f"than as `{self._owners[source].parameter}`" if source in self._owners else "than elsewhere"
         message = f"the stored tensor `{source}` is used here in another way {elsewhere}"
         help_line = "give each layer a tensor of its own"

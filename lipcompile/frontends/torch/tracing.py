@@ -24,6 +24,7 @@ from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.branches import Branches, differing
+from lipcompile.frontends.torch.experts import with_all_experts
 from lipcompile.frontends.torch.find import place_of, summary
 from lipcompile.frontends.torch.packing import without_packing
 from lipcompile.frontends.torch.rewritten import rewritten
@@ -202,6 +203,7 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
         rewritten(),
         _out_of_place(module),
         without_cache(module),
+        with_all_experts(),
         without_packing(module, args, kwargs),
         _spelled_out(module, len(args), kwargs),
         opt_einsum.flags(enabled=False),

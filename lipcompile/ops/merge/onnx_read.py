@@ -352,7 +352,7 @@ def top_k(context: Context, node: OnnxNode) -> Value | list[Value]:
     ordered = _sorted(context, node, operand, axis, descending=descending)
     found = cut(context, node, ordered, Slice(axis, 0, count), "_first")
     is_read = len(node.outputs) > 1 and bool(context.readers.get(node.outputs[1]))
-    if not is_read or axis != len(shape_of(ordered)) - 1 or context.layout != FIRST:
+    if not is_read or axis != len(shape_of(ordered)) - 1 or context.layout.axis:
         return found
     try:
         return [found, places_in_order(context, node, operand, count, descending=descending)]
