@@ -206,7 +206,9 @@ class Visitor:
         return node.op_type in PARTS and refusal.code in _ALONE and (reads or node.op_type in _DRAWING)
 
     def _poison(self, node: OnnxNode) -> None:
-        known = any(not isinstance(item, Known) for item in self._operands(node))
+        operands = self._operands(node)
+        known = any(not isinstance(item, Known) for item in operands)
+        known &= not any(isinstance(item, Placed) for item in operands)  # where its batch stands is not known
         shapes = guess.outputs(node.proto, self.context.items, self.context.version) if known else {}
         for output in filter(None, node.outputs):
             shape = shapes.get(output, self.shapes.get(output)) if known else None

@@ -40,22 +40,43 @@ def translated(program: ExportedProgram) -> ModelProto:
     try:
         return _translated(program)
     except Untraceable as refused:
-        if refused.diagnostic.code != "LIP121" or not _keep_copies(program):
+        if refused.diagnostic.code != "LIP121" or not _mended(program):
             raise
     return _translated(program)
 
 
-def _keep_copies(program: ExportedProgram) -> bool:
-    """Turn what makes a tensor contiguous into a copy; return whether there is any.
+def _mended(program: ExportedProgram) -> bool:
+    """Write what torch.onnx is known to fail on otherwise, without a change of any number; return whether it is there.
 
-    torch.onnx drops it where it believes the tensor contiguous, decomposes attention to one that puts out another
-    layout, and then says that the view behind it is none.
+    It drops what makes a tensor contiguous where it believes that it is, decomposes attention to one that puts out
+    another layout, and then says that the view behind it is none: copies stay. It does not find the kind of numbers
+    of c - x for a real number c and whole numbers x: these become real before.
     """
-    aten = torch.ops.aten
-    found = [node for node in program.graph.nodes if node.target == aten.contiguous.default]
-    for node in found:
-        node.target, node.kwargs = aten.clone.default, {"memory_format": torch.contiguous_format}
-    return bool(found)
+    aten, graph = torch.ops.aten, program.graph
+    in_order = {"memory_format": torch.contiguous_format}
+    found = [*graph.nodes]
+    copied = [node for node in found if node.target == aten.contiguous.default]
+    attended = [node for node in found if node.target == aten.scaled_dot_product_attention.default]
+    subtracted = [node for node in found if node.target == aten.rsub.Scalar and _is_whole(node.args[0])]
+    for node in copied:
+        node.target, node.kwargs = aten.clone.default, in_order
+    for node in attended:
+        with graph.inserting_after(node):
+            copy = graph.call_function(aten.clone.default, (node,), in_order)
+        node.replace_all_uses_with(copy, lambda user, own=copy: user is not own and user.op != "output")
+        copy.meta = dict(node.meta)
+    for node in subtracted:
+        (whole, number, *rest), kind = node.args, node.meta["val"].dtype
+        with graph.inserting_before(node):
+            real = graph.call_function(aten._to_copy.default, (whole,), {"dtype": kind})
+        real.meta = {**node.meta, "val": whole.meta["val"].to(kind)}
+        node.args = (real, number, *rest)
+    return bool(copied or attended or subtracted)
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether a traced operation puts out whole numbers or truths."""
+    return not node.meta["val"].is_floating_point()
 
 
 def _translated(program: ExportedProgram) -> ModelProto:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from math import prod
+
+import numpy as np
 
 from lipcompile.core.graph import Value
 from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx.constants import plus_entries, scaled
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.ops.shape.onnx_read import reshape_to
@@ -46,12 +50,15 @@ def _ends_in(node: OnnxNode, help_line: str) -> Refusal:
 
 
 def _along_axis(context: Context, node: OnnxNode, op: str) -> Value:
-    """Add an op of one axis; before operator set 13, all axes from that on were one."""
+    """Add an op of one axis; before operator set 13, all axes from that on were one. Of one entry it is constant."""
     operand, example = context.tensor(node), context.shape(node)
     axis = context.axis(node, node.integer("axis", -1 if context.version >= 13 else 1), len(example) + 1)
     attributes = OP_BY_NAME[op].attributes(axis=axis)
     if context.version < 13 and context.layout.place > axis:
         raise Refusal("LIP108", f"{node.op_type} runs over the batch axis: it mixes examples", MIXES)
+    if context.version >= 13 and example[axis] == 1:
+        zeros = scaled(context, node, operand, Fraction(0), "_zero")
+        return plus_entries(context, node, zeros, np.full(example, op == "softmax", np.float32), "_one")
     if context.version >= 13 or axis == len(example) - 1:
         return context.add(node, OP_BY_NAME[op], attributes, [operand])
     flat = reshape_to(context, node, operand, (*example[:axis], prod(example[axis:])), "_joined")
