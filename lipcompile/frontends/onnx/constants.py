@@ -22,7 +22,7 @@ from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import Layout, Placed, placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
-from lipcompile.frontends.onnx.sizes import has_batch
+from lipcompile.frontends.onnx.sizes import BATCH, has_batch
 from lipcompile.frontends.onnx.values import LARGEST, Known, PoisonedError, floats, is_floating, scalar
 from lipcompile.ops.activation.rules import Hardtanh
 from lipcompile.ops.merge.rules import PRODUCT, SUM, WHERE, Sum, Where
@@ -126,6 +126,25 @@ def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str
     if known.copies is None:
         context.single.add(made.name)
     return placed(made, Layout(place))
+
+
+def rows_of_each(context: Context, node: OnnxNode) -> Value | Placed | None:
+    """Rows of a constant that a Tile repeats for each example: these and the batch are one axis.
+
+    None where a Tile does anything else; raises Refusal.
+    """
+    known, repeats = (context.known(node, index, what) for index, what in enumerate(("the data", "the repeats")))
+    if known is None or repeats is None or known.copies is not None or not is_floating(known.array):
+        return None
+    sizes = repeats.array.reshape(-1).tolist()
+    if len(sizes) != known.array.ndim or sorted(sizes) != [*(1,) * (len(sizes) - 1), BATCH]:
+        return None
+    place = sizes.index(BATCH)
+    if known.array.shape[place] == 1:
+        return None
+    apart = replace(known, array=np.expand_dims(known.array, place), copies=place)
+    made = unplaced(of_every_example(context, node, apart, "_of_each"))
+    return placed(made, Layout(place, inner=True))
 
 
 def _zeros(context: Context, node: OnnxNode, shape: Shape) -> Value:

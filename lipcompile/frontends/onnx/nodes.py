@@ -10,7 +10,7 @@ from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
 from lipcompile.frontends.onnx import shape_after_refusal as guess
-from lipcompile.frontends.onnx.constants import of_every_example
+from lipcompile.frontends.onnx.constants import of_every_example, rows_of_each
 from lipcompile.frontends.onnx.context import Blamed, Context
 from lipcompile.frontends.onnx.entries import with_entries
 from lipcompile.frontends.onnx.file import read as file
@@ -232,6 +232,8 @@ class Visitor:
         if all(item is None or isinstance(item, Known) for item in given) and (
             given or node.op_type in FOLDED_ALONE
         ):
+            if node.op_type == "Tile" and (copied := rows_of_each(self.context, node)) is not None:
+                return [copied]
             return self._fold(node, [item for item in given if item is None or isinstance(item, Known)])
         return self._computed(node, operands, standard=standard)
 
