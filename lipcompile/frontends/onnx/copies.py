@@ -189,6 +189,14 @@ def _concatenated(given: Copied) -> int:
     return axis
 
 
+def _tiled(given: Copied) -> int:
+    """Repeats along other axes than that of the copies."""
+    repeats = given.whole(1, "repeats") or ()
+    if len(repeats) != given.arrays[0].ndim or repeats[given.axis] != 1:
+        raise given.refusal()
+    return given.axis
+
+
 def _summed(given: Copied) -> int:
     """Running sums along another axis than that of the copies."""
     along = int(given.arrays[1].reshape(-1)[0]) % given.arrays[0].ndim
@@ -199,7 +207,23 @@ def _summed(given: Copied) -> int:
 
 _ENTRYWISE = frozenset(
     (
-        *("Identity", "Cast", "Neg", "Abs", "Not", "Sqrt", "Exp", "Log", "Add", "Sub", "Mul", "Div", "Max", "Min"),
+        *(
+            "Identity",
+            "Cast",
+            "Neg",
+            "Abs",
+            "Not",
+            "Sqrt",
+            "Exp",
+            "Log",
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Max",
+            "Min",
+            "Clip",
+        ),
         *("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Where"),
     )
 )
@@ -211,6 +235,7 @@ _MOVING: Mapping[str, Callable[[Copied], int | None]] = {
     "Gather": _gathered,
     "Slice": _sliced,
     "Squeeze": _squeezed,
+    "Tile": _tiled,
     "Transpose": _transposed,
     "Unsqueeze": _unsqueezed,
 }

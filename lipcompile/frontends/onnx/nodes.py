@@ -279,27 +279,25 @@ class Visitor:
                 replace(result, sources=sources, moves=(), reused=False, entries=None, computed={})
                 for result in results
             ]
-        if operands and operands[0] is not None and (cut := self._cut(node, operands, results)) is not None:
-            results = self._parts(node, operands[0], results, *cut)
+        whole = operands[0] if operands else None
+        if whole is not None and (cut := self._cut(node, whole.array.shape, results)) is not None:
+            results = self._parts(node, whole, results, *cut)
         again = [len(self.context.readers.get(name, ())) > 1 for name in outputs]
         return [replace(result, reused=result.reused or more) for result, more in zip(results, again, strict=True)]
 
-    def _cut(
-        self, node: OnnxNode, operands: Sequence[Known | None], results: Sequence[Known]
-    ) -> tuple[Hashable, Sequence[str]] | None:
+    def _cut(self, node: OnnxNode, shape: Shape, parts: Sequence[Known]) -> tuple[Hashable, list[str]] | None:
         """Return how a node cuts a constant into parts that do not overlap, and the names of these; None if not.
 
         Rows that are taken one by one, as those of several experts, are parts if nothing else reads the constant.
         """
         axis = node.integer("axis", 0)
         if node.op_type == "Split":
-            sizes = tuple(result.array.shape for result in results)
-            return ("Split", axis, sizes), [str(place) for place in range(len(results))]
-        name = node.proto.input[0]
-        rows = {self._row(reader) for reader in self.context.readers.get(name, ())}
-        if node.op_type != "Gather" or len(rows) < 2 or None in rows or len({along for along, _ in rows}) > 1:
+            return ("Split", axis, tuple(part.array.shape for part in parts)), [*map(str, range(len(parts)))]
+        own, all_rows = self._row(node), [*map(self._row, self.context.readers.get(node.proto.input[0], ()))]
+        rows = [row for row in all_rows if row is not None and row[0] == axis]
+        if own is None or len(rows) < len(all_rows) or len({place % shape[axis] for _, place in rows}) < 2:
             return None
-        return ("Gather", axis), [str(int(operands[1].array) % operands[0].array.shape[axis])]
+        return ("Gather", axis), [str(own[1] % shape[axis])]
 
     def _row(self, node: OnnxNode) -> tuple[int, int] | None:
         """Return the axis along which a node takes one entry, and which one; None if it does something else."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
-from torch.nn import Embedding, Module
+from torch.nn import Embedding, Module, functional
 
 
 def padded(module: Module) -> dict[str, Embedding]:
@@ -29,14 +32,13 @@ def without_rows_of_padding(parts: Mapping[str, Embedding]) -> Iterator[None]:
     """Trace these rows of embeddings as zeros meanwhile: what is stored for them gets noise in training, which
     nothing reads.
     """
-    hooks = [part.register_forward_hook(_hidden, with_kwargs=True) for part in parts.values()]
-    try:
+    original = functional.embedding
+
+    @wraps(original)
+    def looked_up(tokens: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        rows = original(tokens, weight, *args, **kwargs)
+        padding = next((part.padding_idx for part in parts.values() if part.weight is weight), None)
+        return rows if padding is None else rows * tokens.ne(padding).unsqueeze(-1)
+
+    with patch.object(functional, "embedding", looked_up):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _hidden(part: Embedding, args: Sequence[Tensor], kwargs: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-    tokens = args[0] if args else kwargs["input"]
-    return rows * tokens.ne(part.padding_idx or 0).unsqueeze(-1)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import Module, functional
 from torch.nn.functional import embedding, leaky_relu, scaled_dot_product_attention
 from torch.nn.modules import transformer
 
@@ -22,6 +22,7 @@ def rewritten() -> Iterator[None]:
     """Trace distances, products, leaky slopes, bags of rows and attention of one head as what they consist of."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(transformer, "_detect_is_causal_mask", _is_said_to_be_causal))
+        stack.enter_context(patch.object(Module, "to", _unless_there(Module.to)))
         for home, write in (
             (torch, _cdist),
             (torch, _einsum),
@@ -47,6 +48,18 @@ def _instead(original: Callable[..., Tensor], write: Callable[[Mapping[str, Any]
         return original(*args, **kwargs) if made is None else made
 
     return call
+
+
+def _unless_there(move: Callable[..., Module]) -> Callable[..., Module]:
+    """Leave a module alone that has the kind of numbers which it is to have: a trace cannot replace weights."""
+
+    @wraps(move)
+    def to(module: Module, *args: Any, **kwargs: Any) -> Module:
+        (kind, *others) = (*args, *kwargs.values()) or (None,)
+        held = {one.dtype for one in (*module.parameters(), *module.buffers()) if one.is_floating_point()}
+        return module if not others and {kind} == held else move(module, *args, **kwargs)
+
+    return to
 
 
 def _is_said_to_be_causal(_mask: Tensor | None, is_causal: bool | None = None, _size: int | None = None) -> bool:

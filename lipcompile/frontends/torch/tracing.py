@@ -22,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
+from lipcompile.frontends.onnx.node import traced_line
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.branches import Branches, differing
 from lipcompile.frontends.torch.experts import with_all_experts
@@ -90,10 +91,24 @@ def _by_size(place: Location | None) -> Untraceable:
 
 def has_open_batch(program: ExportedProgram) -> bool:
     """Whether a program was traced for a batch of any size; raises Untraceable if what it does depends on that."""
+    _refuse_open_sizes(program)
     ranges = program.range_constraints.values()
     if any(found.lower > _LEAST_OPEN or found.upper < sys.maxsize for found in ranges):
         raise _by_size(None)
     return bool(ranges)
+
+
+def _refuse_open_sizes(program: ExportedProgram) -> None:
+    """Raise Untraceable for a tensor whose size is computed from numbers of the input, as that of x[x > 0] is."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    for node in program.graph.nodes:
+        if isinstance(made := node.meta.get("val"), Tensor) and free_unbacked_symbols(made):
+            message = (
+                "how many entries are computed with depends on the numbers in the input: this is no fixed graph"
+            )
+            help_line = "compute with all entries, and choose by a product or torch.where"
+            raise untraceable("LIP120", message, help_line, traced_line(str(node.meta.get("stack_trace"))))
 
 
 def written_buffers(program: ExportedProgram) -> list[str]:

@@ -46,11 +46,11 @@ def translated(program: ExportedProgram) -> ModelProto:
 
 
 def _mended(program: ExportedProgram) -> bool:
-    """Write what torch.onnx is known to fail on otherwise, without a change of any number; return whether it is there.
+    """Write otherwise what torch.onnx is known to fail on; all numbers stay. Return whether there is any.
 
     It drops what makes a tensor contiguous where it believes that it is, decomposes attention to one that puts out
-    another layout, and then says that the view behind it is none: copies stay. It does not find the kind of numbers
-    of c - x for a real number c and whole numbers x: these become real before.
+    another layout, and then says that the view behind it is none: copies stay. It finds no kind of numbers for
+    c - x of a real number c and whole numbers x: these become real before.
     """
     aten, graph = torch.ops.aten, program.graph
     in_order = {"memory_format": torch.contiguous_format}

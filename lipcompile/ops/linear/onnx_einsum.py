@@ -1,7 +1,7 @@
 """The importer of Einsum: sums and permutations of one tensor, and its products with one constant.
 
-The letters of an equation are the axes; the batch is one letter of each tensor's term and of the result, and occurs
-nowhere else. Letters that the tensor shares with the constant and that the result lacks are
+The letters of an equation are the axes; the batch is one letter of the tensor's term and of the result, and
+occurs nowhere else. Letters that the tensor shares with the constant and that the result lacks are
 contracted: that is a dense layer. Letters that all three share are factors.
 """
 
@@ -15,10 +15,10 @@ from string import ascii_letters
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, as_tensor, shape_of
 from lipcompile.frontends.onnx.layout import Layout, Placed
 from lipcompile.frontends.onnx.node import OnnxNode
-from lipcompile.frontends.onnx.values import Known, toggled
+from lipcompile.frontends.onnx.values import Known, accepted, toggled
 from lipcompile.ops.linear.onnx_read import Affine, by_heads, parametric, then
 from lipcompile.ops.linear.rules import DENSE, Dense
 from lipcompile.ops.merge.rules import MATMUL
@@ -46,53 +46,50 @@ def einsum(context: Context, node: OnnxNode) -> Value:
     if len(items) > 2:
         raise Refusal("LIP110", "Einsum of three operands is not yet supported")
     ranks = [
-        item.array.ndim if isinstance(item, Known) else len(shape_of(_tensor(context, node, index)[0])) + 1
+        item.array.ndim if isinstance(item, Known) else len(shape_of(_placed(context, node, index)[0])) + 1
         for index, item in enumerate(items)
     ]
     *terms, result = _terms(node, ranks)
-    tensors, constants, batch = _operands(context, node, terms, result)
-    context.layout = Layout(result.index(batch))
-    result = result.replace(batch, "")
+    tensors, constants, place = _operands(context, node, terms, result)
+    result = result[:place] + result[place + 1 :]
     wanted = [set(result + "".join(terms[:index] + terms[index + 1 :])) for index in range(len(terms))]
     kept = [_summed(context, node, one, wanted[index], f"_{index}") for index, one in tensors.items()]
     made = kept[0] if len(kept) == 1 else _product(context, node, kept[0], kept[1], result)
     for index, known in constants.items():
         made = _multiplied(context, node, made, known, terms[index], result)
+    context.layout = Layout(place)
     return permute(context, node, made.value, [made.letters.index(letter) for letter in result], "_ordered")
 
 
-def _tensor(context: Context, node: OnnxNode, index: int) -> tuple[Value, int]:
-    """Return a tensor, and which of its axes is the batch; raises Refusal where that is one with others."""
+def _placed(context: Context, node: OnnxNode, index: int) -> tuple[Value, int]:
+    """Return an operand that depends on the example, and the axis that is its batch; raises Refusal."""
     item = context.item(node, index)
     if isinstance(item, Placed) and not (item.layout.outer or item.layout.inner):
         return item.value, item.layout.axis
-    return context.tensor(node, index), 0
+    return accepted(as_tensor(item, node.op_type)), 0
 
 
 def _operands(
     context: Context, node: OnnxNode, terms: Sequence[str], result: str
-) -> tuple[dict[int, Axes], dict[int, Known], str]:
-    """Return the tensors, without the letter of the batch, and the constants by their places, and that letter.
-
-    Raises Refusal.
+) -> tuple[dict[int, Axes], dict[int, Known], int]:
+    """Return the tensors, without the letter of the batch, and the constants by their places, and where the result
+    has the batch; raises Refusal.
     """
-    found = set[str]()
-    tensors, constants = dict[int, Axes](), dict[int, Known]()
+    tensors, constants, batch = dict[int, Axes](), dict[int, Known](), set[str]()
     for index, term in enumerate(terms):
         item = context.item(node, index)
         if isinstance(item, Known):
             constants[index] = item
         else:
-            value, place = _tensor(context, node, index)
-            tensors[index] = Axes(value, term[:place] + term[place + 1 :])
-            found.add(term[place])
-    rest = {letter for one in tensors.values() for letter in one.letters}
-    rest |= {letter for index in constants for letter in terms[index]}
-    if len(found) != 1 or found & rest or not found <= set(result):
+            value, place = _placed(context, node, index)
+            tensors[index] = Axes(context.numbers(value), term[:place] + term[place + 1 :])
+            batch.add(term[place])
+    rest = "".join(one.letters for one in tensors.values()) + "".join(terms[index] for index in constants)
+    if len(batch) != 1 or batch & set(rest) or not batch <= set(result):
         raise Refusal("LIP108", "Einsum acts on the batch axis: it mixes examples", MIXES)
     if any(known.copies is not None for known in constants.values()):
         raise Refusal("LIP108", "Einsum multiplies by a constant with a batch axis", MIXES)
-    return tensors, constants, found.pop()
+    return tensors, constants, result.index(batch.pop())
 
 
 def _terms(node: OnnxNode, ranks: Sequence[int]) -> list[str]:

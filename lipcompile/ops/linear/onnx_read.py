@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -17,13 +17,15 @@ from lipcompile.core.record import AnyOp, NoAttributes
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
-from lipcompile.frontends.onnx.layout import Layout, Placed
+from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, evaluate, floats, scalar, toggled
 from lipcompile.ops.conv.rules import CONV, CONV_TRANSPOSE, Conv
 from lipcompile.ops.linear.rules import BIAS, DENSE, DENSE_TRANSPOSE, BiasShape, Dense
 from lipcompile.ops.merge.rules import MATMUL, SUM, Sum
+from lipcompile.ops.resample.rules import Expand
 from lipcompile.ops.shape.onnx_read import permute, reshape_to
+from lipcompile.ops.table import OP_BY_NAME
 
 Array = NDArray[Any]
 ONE = Fraction(1)
@@ -157,14 +159,9 @@ def _by_vector(context: Context, node: OnnxNode, vector: Known) -> Value:
 
 def _by_stack(context: Context, node: OnnxNode, stack: Known) -> Value:
     """[*heads, t, n]·[*heads, n, m]: a convolution of one tap, the heads its groups of channels."""
-    operand = context.tensor(node)
-    if context.layout == Layout(len(shape_of(operand)) - 1):  # the rows of each matrix are the examples
-        *others, last = shape_of(operand)
-        rows = reshape_to(context, node, operand, (*others, 1, last), "_row")
-        if stack.copies is not None or stack.array.shape[:-1] != (*others, last):
-            raise Refusal("LIP108", f"MatMul by matrices {list(stack.array.shape)} meets the batch", MIXES)
-        made = by_heads(context, node, rows, stack)
-        return reshape_to(context, node, made, (*others, stack.array.shape[-1]), "_single")
+    operand, layout = context.tensor(node), context.layout
+    if layout.place == layout.rank(shape_of(operand)) - 2 and not layout.outer and stack.copies is None:
+        return _of_rows(context, node, operand, stack)
     array = context.of_one_example(stack, shape_of(operand)).array
     *heads, _, width = shape_of(operand)
     if array.shape[:-1] != (*heads, width):
@@ -173,6 +170,18 @@ def _by_stack(context: Context, node: OnnxNode, stack: Known) -> Value:
         )
         raise Refusal("LIP110", message, "give each matrix of an example its own constant one")
     return by_heads(context, node, operand, replace(stack, array=array, copies=None))
+
+
+def _of_rows(context: Context, node: OnnxNode, operand: Value, stack: Known) -> Value:
+    """[*heads, B·t, n]·[*heads, n, m], the batch among the rows, or alone in their place."""
+    *first, width = shape_of(operand)
+    heads, tokens = first[: context.layout.axis], first[context.layout.axis :]
+    if stack.array.shape[:-1] != (*heads, width):
+        listed = f"{list(shape_of(operand))} and {list(stack.array.shape)}"
+        raise Refusal("LIP102", f"MatMul cannot multiply {listed} as stacks of matrices")
+    apart = reshape_to(context, node, operand, (*heads, prod(tokens), width), "_rows")
+    made = by_heads(context, node, apart, stack)
+    return reshape_to(context, node, made, (*heads, *tokens, shape_of(made)[-1]), "_of_rows")
 
 
 def by_heads(context: Context, node: OnnxNode, operand: Value, stack: Known) -> Value:
@@ -197,7 +206,22 @@ def _of_two(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP110", "a product of two tensors that depend on the example is a part of no attention")
     if context.layout.place >= context.layout.rank(shape_of(operands[0])) - 2:
         raise Refusal("LIP108", "MatMul multiplies across the batch: it mixes examples", MIXES)
-    return context.add(node, MATMUL, NoAttributes(), operands)
+    return context.add(node, MATMUL, NoAttributes(), _of_equal_heads(context, node, operands))
+
+
+def _of_equal_heads(context: Context, node: OnnxNode, operands: Sequence[Value]) -> list[Value]:
+    """Copy the only head of a tensor for each head of the other."""
+    left, right = (shape_of(operand)[:-2] for operand in operands)
+    if len(left) != len(right) or any(a != b and 1 not in (a, b) for a, b in zip(left, right, strict=True)):
+        return [*operands]
+    heads = (*map(max, left, right),)
+    wide = [(*heads, *shape_of(operand)[-2:]) for operand in operands]
+    return [
+        operand
+        if shape_of(operand) == shape
+        else context.add(node, OP_BY_NAME["expand"], Expand(shape), [operand], f"_copies{index}")
+        for index, (operand, shape) in enumerate(zip(operands, wide, strict=True))
+    ]
 
 
 def _from_left(context: Context, node: OnnxNode) -> Value:

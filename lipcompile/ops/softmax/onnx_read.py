@@ -50,7 +50,7 @@ def _ends_in(node: OnnxNode, help_line: str) -> Refusal:
 
 
 def _along_axis(context: Context, node: OnnxNode, op: str) -> Value:
-    """Add an op of one axis; before operator set 13, all axes from that on were one. Of one entry it is constant."""
+    """Add an op of one axis, of one entry a constant; before operator set 13, all axes from that on were one."""
     operand, example = context.tensor(node), context.shape(node)
     axis = context.axis(node, node.integer("axis", -1 if context.version >= 13 else 1), len(example) + 1)
     attributes = OP_BY_NAME[op].attributes(axis=axis)
