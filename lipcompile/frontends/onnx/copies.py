@@ -207,23 +207,8 @@ def _summed(given: Copied) -> int:
 
 _ENTRYWISE = frozenset(
     (
-        *(
-            "Identity",
-            "Cast",
-            "Neg",
-            "Abs",
-            "Not",
-            "Sqrt",
-            "Exp",
-            "Log",
-            "Add",
-            "Sub",
-            "Mul",
-            "Div",
-            "Max",
-            "Min",
-            "Clip",
-        ),
+        *("Identity", "Cast", "Neg", "Abs", "Not", "Sqrt", "Exp", "Log", "Add", "Sub", "Mul", "Div", "Mod"),
+        *("Max", "Min", "Clip"),
         *("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Where"),
     )
 )

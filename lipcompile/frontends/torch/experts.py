@@ -1,8 +1,8 @@
 """Mixtures of experts of transformers, each token through all experts instead of through those that it chose.
 
 The library sorts the tokens of a whole batch by their experts, or loops over the experts that some token chose:
-either way what is done depends on numbers of all examples. An expert that a token did not choose has the share 0 in
-its output, and gets no gradient from it, so the module computes the same function.
+either way what is done depends on numbers of all examples. An expert that a token did not choose has the share 0
+in its output, and gets no gradient from it, so the module computes the same function.
 """
 
 from __future__ import annotations

@@ -102,6 +102,8 @@ def _operands(context: Context, node: OnnxNode) -> list[Value]:
     """Return the operands as tensors of one shape, constants among them."""
     items = [context.item(node, index) for index in range(len(node.proto.input))]
     tensors = [context.tensor(node, index) for index, item in enumerate(items) if not isinstance(item, Known)]
+    if not tensors:
+        raise Refusal("LIP110", f"{node.op_type} of constants is computed while importing, or not at all")
     if any(map(context.builder.holds_tokens, tensors)):
         raise Refusal("LIP204", "nothing says how many tokens there are")
     first = alike(context, node, tensors)[0]
