@@ -22,14 +22,14 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     return {aten.prod.dim_int: _product, aten.cumprod.default: _running}
 
 
-def _product(self: Any, dim: int, keepdim: bool = False, dtype: int | None = None) -> Any:  # noqa: ARG001
+def _product(self: Any, dim: int, keepdim: bool = False, dtype: int | None = None) -> Any:
     """Translate `prod(self, dim, keepdim)` of real numbers."""
     op, parts = operators(), _entries(self, dim)
     made = reduce(op.Mul, parts)
     return made if keepdim else op.Squeeze(made, [dim])
 
 
-def _running(self: Any, dim: int, dtype: int | None = None) -> Any:  # noqa: ARG001  (names of torch's schema)
+def _running(self: Any, dim: int, dtype: int | None = None) -> Any:
     """Translate `cumprod(self, dim)` of real numbers."""
     op, (first, *others) = operators(), _entries(self, dim)
     made = [first]
