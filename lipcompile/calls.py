@@ -381,8 +381,8 @@ def _loaded(module: Module, source: Any, example: Example, options: ModelOptions
     from lipcompile.frontends.torch.origins import origins
     from lipcompile.frontends.torch.padding import padded
 
-    found = origins(module, example, options)
     trained_ones = {name: one.detach() for name, one in source.named_parameters() if one.requires_grad}
+    found = origins(module, example, options, trained_ones.keys())
     entries = found.entries({name: one.double().cpu().numpy() for name, one in trained_ones.items()})
     parameters = dict(module.named_parameters(remove_duplicate=False))
     before = {name: parameters[name].detach().clone() for name in entries}
@@ -405,7 +405,9 @@ def _loaded(module: Module, source: Any, example: Example, options: ModelOptions
     with torch.no_grad():
         for name, weights in before.items():
             parameters[name].copy_(weights)
-    message = "with the trained weights your module computes something else: a layer was replaced on import"
+    copies = (one.message for one in found.loaded.diagnostics if one.code == "LIP122")
+    cause = next(copies, "a layer was replaced on import")
+    message = f"with the trained weights your module computes something else: {cause}"
     help_line = (
         "replace it in your module, too, before `private` reads it; or deploy the private module as it is, by "
         "lipcompile.export_onnx"

@@ -117,7 +117,8 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
 def agreement(made: type[Any], original: Original, derivation: Derivation, backend: Backend) -> Any:
     """Return how far a class of modules is from the original on random inputs; raises the backend's ShapeError.
 
-    An original that fails on random tokens, such as a mask with other numbers than 0 and 1, is given these two.
+    An original that fails on random tokens, such as a mask with other numbers than 0 and 1, or computes no finite
+    numbers of any, is given these two.
     Raises OriginalError where it fails on them, too.
     """
     assert derivation.analysis is not None
@@ -133,7 +134,9 @@ def agreement(made: type[Any], original: Original, derivation: Derivation, backe
         log_softmax=_log_softmax(derivation),
     )
     try:
-        return compared(vocabulary=tokens)
+        found = compared(vocabulary=tokens)
+        if found.examples or tokens is None:
+            return found
     except OriginalError:
         if tokens is None:
             raise

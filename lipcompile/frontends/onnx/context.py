@@ -237,7 +237,8 @@ class Context:
             array = array.reshape(1)
         if array.ndim > len(example):
             raise Refusal("LIP102", f"a constant of shape {list(known.array.shape)} does not fit {list(example)}")
-        return replace(known, array=array, copies=None)
+        entries = None if known.entries is None else known.entries.reshape(array.shape)
+        return replace(known, array=array, copies=None, entries=entries)
 
     def resized(self, axis: int, by: int) -> None:
         """Note that the result has `by` axes more than the operand, at or behind axis `axis` of the example."""

@@ -48,6 +48,18 @@ def repeats(known: Known) -> bool:
     return np.unique(stored).size < stored.size
 
 
+def tied(known: Known) -> Known:
+    """Return a constant with one entry along each axis along which it repeats those of the stored tensors."""
+    if known.entries is None:
+        return known
+    array, entries = known.array, known.entries
+    for axis in range(array.ndim):
+        first = entries.take([0], axis) if array.shape[axis] else entries
+        if bool((entries == first).all()):  # NaN is none of them, and equals nothing
+            array, entries = array.take(range(first.shape[axis]), axis), first
+    return replace(known, array=array, entries=entries)
+
+
 def _entries(known: Known) -> Array:
     """Return a number for each entry, the same for the same one of a stored tensor; NaN for what is not stored."""
     if known.entries is not None:

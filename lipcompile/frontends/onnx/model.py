@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 from onnx import GraphProto, ModelProto, numpy_helper
@@ -37,6 +38,8 @@ from lipcompile.numbers import Scalar
 
 # Imports of one model: what follows a refused node may show more.
 _MOST_READINGS = 4
+# Entries of parameters of which each example has a copy, where a weight could be made of them instead: 16 MB.
+_MOST_ENTRIES = 2**22
 # What trains a parameter that became a constant.
 _ONE_EACH = "use a parameter with a number for each channel, if it is to be trained"
 _BY_CLIP = "use --bounds clip, under which it is trained"
@@ -139,7 +142,17 @@ class _Import:
             return frozenset()
         parameters, is_whole = self.context.parameters, self.graph is not None
         constants = parameters.constants() if is_whole else []
-        return frozenset((*parameters.several, *constants))
+        made = self._made_of(parameters) if is_whole and self.options.bounds == "clip" else []
+        return frozenset((*parameters.several, *constants, *made))
+
+    def _made_of(self, parameters: Parameters) -> list[str]:
+        """Return the smallest parameters of a module of which weights are made, of `_MOST_ENTRIES` in all."""
+        if self.frozen is None:
+            return []
+        names = parameters.computed.keys() | parameters.copied
+        sized = [(math.prod(one.dims), one.name) for one in self.model.graph.initializer if one.name in names]
+        totals = accumulate(size for size, _ in sorted(sized))
+        return [name for (_, name), total in zip(sorted(sized), totals, strict=True) if total <= _MOST_ENTRIES]
 
     def again(self, names: frozenset[str]) -> _Import | None:
         """Return an import with some parameters as tensors; None if they can be none."""

@@ -101,6 +101,7 @@ class Parameters:
     frozen: the constants that are not trained, where that is known of all; these have no sources.
     several: stored tensors that were refused, as they are used in several ways, or in one that no op has.
     computed: stored tensors of which others are computed that are trained, and the operator that does so first.
+    copied: stored tensors of which a weight has an entry several times.
     """
 
     builder: GraphBuilder
@@ -109,6 +110,7 @@ class Parameters:
     frozen: frozenset[str] | None = None
     several: set[str] = field(default_factory=set)
     computed: dict[str, str] = field(default_factory=dict)
+    copied: set[str] = field(default_factory=set)
     _owners: dict[str, Owner] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
     _wholes: dict[str, str] = field(default_factory=dict)
@@ -368,6 +370,7 @@ class Parameters:
     def _warn_of_copies(self, known: Known, parameter: str) -> None:
         """Say so if entries that are one number in the model are trained apart from each other."""
         if repeats(known):
+            self.copied |= known.sources
             sources = ", ".join(f"`{source}`" for source in sorted(known.sources))
             message = f"`{parameter}` has entries of {sources} several times: each copy is trained by itself"
             help_line = "write the copies into the model as a parameter, if that is meant"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -217,9 +218,11 @@ class _Rewriting:
     def _size(self, numbers: Iterable[int]) -> str:
         """Add whole numbers as a constant, and return its name."""
 
+        return self._constant(np.array([*numbers], dtype=np.int64))
+
+    def _constant(self, array: Array) -> str:
         name = self._fresh(f"sizes/{len(self.sizes)}")
-        made = numpy_helper.from_array(np.array([*numbers], dtype=np.int64), name)
-        self.sizes.append(made)
+        self.sizes.append(numpy_helper.from_array(array, name))
         return name
 
     def _shaped(self, like: NodeProto, name: str, shape: Sequence[int], output: str = "") -> str:
@@ -269,6 +272,12 @@ class _Rewriting:
         (rank, place), *others = met
         if node.op_type == "Gemm":
             self._affine(node)
+        elif node.op_type == "Einsum":
+            self._einsum(node)
+        elif node.op_type in ("LayerNormalization", "RMSNormalization") and not others and place == 0:
+            self._normalised(node, rank)
+        elif node.op_type == "Gather" and not others and place == 0:
+            self._rows(node)
         elif node.op_type == "MatMul" and not others:
             self._multiply_examples(node, rank, place)
         elif node.op_type == "PRelu" and not others and node.input[0] not in self.lifted:
@@ -314,6 +323,47 @@ class _Rewriting:
         columns = self._shaped(node, right, (1,) * (max(rank, 3) - 3) + ((*shape, 1) if is_vector else shape))
         made = self._write(node, "MatMul", [rows, columns])
         self._shaped(node, made, (*before, *shape[1:]), node.output[0])
+
+    def _einsum(self, node: NodeProto) -> None:
+        """Sums of products: what became a tensor has the letter of the batch in front."""
+        equation = _attributes(node)["equation"].decode().replace(" ", "")
+        left, arrow, right = equation.partition("->")
+        terms = [*zip(node.input, left.split(","), strict=True)]
+        batches = {
+            term[place : place + 1]
+            for name, term in terms
+            if name not in self.lifted and (found := self._batch(name)) is not None
+            for place in found[1:]
+        }
+        free = next((letter for letter in ascii_letters if letter not in equation), "")
+        letter = batches.pop() if batches else free
+        if not arrow or "." in equation or not letter:
+            raise _NoFormError
+        kept = ",".join(letter * (name in self.lifted) + term for name, term in terms)
+        result = letter * (node.output[0] in self.lifted) + right
+        self._again(node, node.input, equation=f"{kept}->{result}")
+
+    def _normalised(self, node: NodeProto, rank: int) -> None:
+        """A norm, and its factors and its shift as nodes of their own."""
+        operand, scale, *shift = node.input
+        if operand in self.lifted:
+            raise _NoFormError
+        ones, output = np.ones(self._shape(scale), np.float32), node.output[0]
+        made = self._again(node, [operand, self._constant(ones)], self._fresh(f"{output}/norm"))
+        if shift:
+            made = self._write(node, "Mul", [made, self._aligned(node, scale, rank, 0)])
+            self._write(node, "Add", [made, self._aligned(node, shift[0], rank, 0)], output)
+        else:
+            self._write(node, "Mul", [made, self._aligned(node, scale, rank, 0)], output)
+
+    def _rows(self, node: NodeProto) -> None:
+        """Rows of a table at places that are copied for each example."""
+        places, table = self.items[node.input[1]], self.lifted.get(node.input[0])
+        if not isinstance(places, Known) or table is None or _attributes(node).get("axis", 0):
+            raise _NoFormError
+        chosen = self._size(places.array.reshape(-1).tolist())
+        made = self._write(node, "Gather", [node.input[0], chosen], axis=-len(table.shape))
+        self._shaped(node, made, (*places.array.shape[1:], *table.shape[1:]), node.output[0])
 
     def _slope(self, node: NodeProto, slope: str) -> None:
         """relu(x) - slope·relu(-x)."""
@@ -455,6 +505,7 @@ _FORMS: Mapping[str, Callable[[_Rewriting, NodeProto], None]] = {
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _Rewriting._reshaped),
     **dict.fromkeys(("Concat", "LogSoftmax", "Softmax"), _Rewriting._along),
     **dict.fromkeys(_REDUCTIONS, _Rewriting._reduced),
+    "Einsum": _Rewriting._einsum,
     "Expand": _Rewriting._expanded,
     "Gather": _Rewriting._gathered,
     "GatherND": _Rewriting._entries,

@@ -31,14 +31,14 @@ def computed_weights(module: Module, loaded: Loaded) -> Iterator[Diagnostic]:
                 node=prefix.rpartition(".")[0] or None,
             )
         told |= found
-    parts = {(found.node or "").rpartition(".")[0] for found in loaded.diagnostics if _standardises(found)}
+    parts = {(found.node or "").rpartition(".")[0] for found in loaded.diagnostics if standardises(found)}
     for name, op in loaded.computed.items():
         if name not in told and name.rpartition(".")[0] not in parts:
             message = f"the weight that {op} computes from `{name}` is trained itself, without that computation"
             yield Diagnostic("LIP122", message, _HELP, Severity.WARNING, node=name)
 
 
-def _standardises(found: Diagnostic) -> bool:
+def standardises(found: Diagnostic) -> bool:
     """Whether the import has told that a weight is standardised; it also tells of copies."""
     return found.code == "LIP122" and found.op == "BatchNormalization"
 

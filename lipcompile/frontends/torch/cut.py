@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +21,7 @@ _HELP = (
     "expect other gradients than those of your module: call requires_grad_(False) on parameters that are not to "
     "be trained, or train it by PrivacyEngine.make_private_by_clipping, which has your gradients"
 )
-# Of weights that are computed from others, the import trains the result: LIP122 tells.
+# Of weights that these compute from others, the import may train the result: LIP122 tells.
 _OF_PARAMETRISATIONS = "parametrizations."
 _BEFORE_A_HOOK = "_orig"
 # Private to torch. Up to 2.13 `apply` is written in Python and asks this of every function that it calls; later
@@ -56,15 +56,18 @@ def _is_torchs(what: Any) -> bool:
     return str(getattr(what, "__module__", "")).partition(".")[0] == "torch"
 
 
-def changed_gradients(module: Module, program: ExportedProgram, seen: list[str]) -> Iterator[Diagnostic]:
+def changed_gradients(
+    module: Module, program: ExportedProgram, seen: list[str], computed: Container[str]
+) -> Iterator[Diagnostic]:
     """Yield a warning if a trained parameter has other gradients in the module than in its import.
 
     Args:
         module: the module.
         program: its trace.
         seen: what `noted` collected during the trace.
+        computed: names of parameters of which the import trains what is computed from them.
     """
-    cut = _cut(module, program)
+    cut = _cut(module, program, computed)
     names = dict.fromkeys([*(name for name, _ in cut), *seen, *_hooks(module)])
     if names:
         message = f"{', '.join(names)}: the emitted module has the gradients of what is computed, without that"
@@ -82,14 +85,14 @@ def _hooks(module: Module) -> Iterator[str]:
             yield f"a hook on the gradient of `{name}`"
 
 
-def _cut(module: Module, program: ExportedProgram) -> list[tuple[str, Location | None]]:
+def _cut(module: Module, program: ExportedProgram, computed: Container[str]) -> list[tuple[str, Location | None]]:
     """Return where numbers that depend on trained parameters are cut off, and the output depends on them still."""
     parameters = program.graph_signature.inputs_to_parameters
     trained = {
         name
         for name, target in parameters.items()
         if module.get_parameter(target).requires_grad
-        and not (_OF_PARAMETRISATIONS in target or target.endswith(_BEFORE_A_HOOK))
+        and not (target in computed and (_OF_PARAMETRISATIONS in target or target.endswith(_BEFORE_A_HOOK)))
     }
     nodes = list(program.graph.nodes)
     above: set[Node] = set()

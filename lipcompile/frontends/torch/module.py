@@ -144,7 +144,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
             *computed_weights(module, loaded),
             *_ignored(module, rows),
             *_written(module, program),
-            *changed_gradients(module, program, seen),
+            *changed_gradients(module, program, seen, loaded.computed),
             *drawn,
             *_left_out(module, model),
             *_rounded(module),

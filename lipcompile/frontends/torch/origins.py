@@ -6,7 +6,7 @@ and sum the two biases of a recurrent cell, so each entry of a model is one entr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 from torch.nn import Module
 
+from lipcompile.analysis.clips import Source as Bounds
 from lipcompile.core.derivation import Source
 from lipcompile.diagnostics import InputError, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
-from lipcompile.frontends.torch.computed import computed_weights
+from lipcompile.frontends.torch.computed import computed_weights, standardises
 from lipcompile.frontends.torch.module import ModuleRun, examples_of, frozen, original_run, traced_in_numbers
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
 from lipcompile.frontends.torch.tracing import Untraceable
@@ -71,8 +72,8 @@ class Origins:
         return {name: (known[cut], values[cut]) for name, cut in zip(self.sizes, cuts, strict=True)}
 
 
-def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
-    """Import a module, and find where its weights went.
+def origins(module: Module, example: Any, options: ModelOptions, trained: Collection[str]) -> Origins:
+    """Import a module, and find where its weights went. trained: the names of the parameters that were made of it.
 
     Raises InputError: the module is rejected, or a weight of the model is computed from several (LIP523).
     """
@@ -82,26 +83,43 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
         model = translated(program)
     except Untraceable as refused:
         raise InputError((refused.diagnostic,)) from None
-    own = replace(options, input_shape={}, bounds="clip")
-    reading = _Reading(own, *onnx_model.settled(model, own.apart(), frozen(module, model)))
+    fixed = frozen(module, model)
+    reading = _reading(model, options, fixed, "clip")
     stored = reading.stored([name for name, _ in module.named_parameters(remove_duplicate=False)])
     if not stored:
         raise _foreign("the module trains no parameter")
     loaded = reading.loaded({})
+    if _weights(loaded).keys() != {*trained}:
+        other = _reading(model, options, fixed, "auto")
+        reading, loaded = _nearer([(reading, loaded), (other, other.loaded({}))], trained)
+    computed = [*filter(standardises, loaded.diagnostics), *computed_weights(traced_module, loaded)]
     try:
         found = reading.numbered(stored)
     except InputError:  # numbers in place of weights have no such functions, as of their norms
-        for told in computed_weights(traced_module, loaded):
-            raise input_error("LIP523", told.message, _NO_WAY_BACK) from None
+        if computed:
+            raise input_error("LIP523", computed[0].message, _NO_WAY_BACK) from None
         raise
     entries = np.concatenate([[0.0], *(array.ravel() for array in stored.values())])
     for name, array in _weights(loaded).items():
         first, second = found[name]
         if not np.array_equal(_at(entries, first) + _at(entries, second), array):
             message = f"`{name}` is computed from several weights, as by a folded normalisation"
-            raise input_error("LIP523", message, _NO_WAY_BACK)
+            raise input_error("LIP523", computed[0].message if computed else message, _NO_WAY_BACK)
     sizes = {name: array.size for name, array in stored.items()}
     return Origins(sizes, found, loaded, original_run(traced_module, taken, model))
+
+
+def _reading(model: ModelProto, options: ModelOptions, fixed: frozenset[str], bounds: Bounds) -> _Reading:
+    own = replace(options, input_shape={}, bounds=bounds)
+    return _Reading(own, *onnx_model.settled(model, own.apart(), fixed))
+
+
+def _nearer(readings: Sequence[tuple[_Reading, Loaded]], trained: Collection[str]) -> tuple[_Reading, Loaded]:
+    """Return the import whose parameters are most of those that were trained.
+
+    Where all is clipped, parameters are trained through functions that are folded where theorems may bound.
+    """
+    return min(readings, key=lambda one: len(_weights(one[1]).keys() ^ {*trained}))
 
 
 @dataclass(frozen=True, slots=True)

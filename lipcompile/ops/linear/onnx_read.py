@@ -344,6 +344,8 @@ def _folded(context: Context, node: OnnxNode, layer: Affine) -> Affine | None:
     known = [item for item in found if isinstance(item, Known)]
     if len(known) != 4 or any(item.array.shape != (layer.outputs,) for item in known):
         return None
+    if any(map(context.parameters.will_train, filter(None, (layer.weight, layer.bias, *known[:2])))):
+        return None
     gamma, beta, mean, variance = (floats(item.array, "a statistic").astype(np.float64) for item in known)
     kind = floats(layer.weight.array, "the weight").dtype
     with np.errstate(all="ignore"):

@@ -22,6 +22,7 @@ from lipcompile.frontends.onnx.constants import (
     widened,
 )
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
+from lipcompile.frontends.onnx.entries import tied
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DIRECTIONS
@@ -93,8 +94,9 @@ def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> V
     if context.parameters.is_fixed(known) and bool(np.isinf(known.array).any()):
         known = replace(known, array=np.clip(known.array, -LARGEST, LARGEST).astype(known.array.dtype))
     operand, aligned = fitted(context, node, operand, known)
-    shape, name = BiasShape(tuple(aligned.array.shape)), f"{node.name}_shift" if node.reads else node.name
-    return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], name, frozen=_is_whole(known))
+    added, name = tied(aligned), f"{node.name}_shift" if node.reads else node.name
+    shape = BiasShape(tuple(added.array.shape))
+    return context.parameters.add(BIAS, shape, operand, [("bias", added)], name, frozen=_is_whole(known))
 
 
 def weighted_sum(
@@ -122,7 +124,8 @@ def multiply(context: Context, node: OnnxNode) -> Value:
         return context.add(node, PRODUCT, NoAttributes(), _one_of_whole_size(context, node, operands))
     value = context.tensor(node, index)
     if known.array.size > 1:
-        return factored(context, node, *fitted(context, node, value, known), frozen=_is_whole(known))
+        value, factors = fitted(context, node, value, known)
+        return factored(context, node, value, tied(factors), frozen=_is_whole(known))
     return scaled(context, node, value, _number(context, known, value))
 
 

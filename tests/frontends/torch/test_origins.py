@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import lipcompile
-from lipcompile import InputError
 from tests.nights import by_day
 
 pytestmark = pytest.mark.slow
@@ -215,18 +214,28 @@ def test_weights_of_another_module_are_refused() -> None:
     assert "trains no parameter" in refused(nn.Linear(3, 2).requires_grad_(requires_grad=False), private, [3])
 
 
-def test_a_batch_normalisation_has_no_way_back() -> None:
-    """Folded, a weight is a product of several; replaced, the private module is another function."""
+def normalising() -> nn.Module:
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
     ).eval()
-    folded = lipcompile.private(module, [3, 8, 8], bounds="clip")
     nn.init.uniform_(module[1].get_parameter("weight"), 0.5, 2.0)
-    assert "computed from several weights" in refused(module, folded, [3, 8, 8])
+    nn.init.uniform_(module[1].get_buffer("running_var"), 0.5, 2.0)
+    return module
+
+
+def test_a_batch_normalisation_is_trained_by_clips_and_folded_by_theorems() -> None:
+    """Folded, a weight is a product of several; replaced, the private module is another function."""
+    module, example = normalising(), [3, 8, 8]
+    options: dict[str, Any] = {"input_norm": 1.0, "constraint": "keep"}
+    folded = lipcompile.private(module, example, bounds="theorem", **options)
+    assert "computed from several weights" in refused(module, folded, example, **options)
+    private, x = changed(lipcompile.private(module, example)), torch.randn(5, *example)
+    lipcompile.load_trained(module, private, example)
+    assert torch.allclose(outputs(module, x), outputs(private, x), rtol=1e-5, atol=1e-5)
     module.train()
-    replaced = lipcompile.private(module, [3, 8, 8], bounds="clip", batch_norm="group_norm")
-    assert "something else" in refused(module, replaced, [3, 8, 8], batch_norm="group_norm")
+    replaced = lipcompile.private(module, example, batch_norm="group_norm")
+    assert "something else" in refused(module, replaced, example, batch_norm="group_norm")
 
 
 def test_shared_weights_that_differ_are_refused() -> None:
@@ -268,27 +277,79 @@ def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
 
 def test_a_weight_that_is_computed_has_no_way_back_and_is_named() -> None:
     """A norm of numbers of entries is 0 somewhere, and dividing by it gave NaN, of which the error spoke."""
-    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+    kernel = nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 3, 2))  # no op has a kernel for each example
+    module = nn.Sequential(kernel, nn.Flatten(), nn.Linear(9, 3))
     with pytest.warns(UserWarning, match="LIP122"):
-        private = lipcompile.private(module, [4], bounds="clip")
-    with pytest.raises(InputError, match=r"`0\.weight` is trained as it is, and not by its parametrisation") as no:
-        lipcompile.load_trained(module, private, [4])
-    assert "remove what computes it" in str(no.value)
+        private = lipcompile.private(module, [2, 4])
+    told = refused(module, private, [2, 4])
+    assert "`0.weight` is trained as it is, and not by its parametrisation WeightNorm" in told
+    assert "remove what computes it" in told
+
+
+class Scaled(nn.Module):
+    """Factors that are exponentials of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.zeros(120)), nn.Linear(120, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * self.scale.exp())  # type: ignore[no-any-return]
 
 
 def test_numbers_of_entries_that_overflow_have_no_meaning() -> None:
     """The exponential of entry 100 is infinite, and was taken for a place among the entries."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale, self.layer = nn.Parameter(torch.zeros(120)), nn.Linear(120, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x * self.scale.exp())  # type: ignore[no-any-return]
-
     module = Scaled()
     with pytest.warns(UserWarning, match="LIP122"):
-        private = lipcompile.private(module, [120], bounds="clip")
-    with pytest.raises(InputError, match="LIP523"):
-        lipcompile.load_trained(module, private, [120])
+        private = lipcompile.private(module, [120], input_norm=1.0, bounds="theorem")
+    assert "Exp computes from `scale`" in refused(module, private, [120], input_norm=1.0)
+
+
+class Typed(nn.Module):
+    """As in BERT: a row of a table, of the only kind of tokens, is added to all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds, self.layer = nn.Embedding(2, 6), nn.Linear(6, 3)
+        self.register_buffer("kind", torch.zeros(1, 4, dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kinds = self.kinds(self.get_buffer("kind").expand(len(x), -1))
+        return self.layer(torch.relu(x + kinds).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("bounds", ["clip", "theorem"])
+def test_a_row_that_all_tokens_get_is_one_parameter(bounds: Any) -> None:
+    """It was a parameter for each token, so that no row of the table was what had been trained."""
+    torch.manual_seed(0)
+    module = Typed()
+    options: dict[str, Any] = {"input_norm": 1.0, "constraint": "keep"} if bounds == "theorem" else {}
+    private = changed(lipcompile.private(module, [4, 6], bounds=bounds, **options))
+    assert sum(one.numel() for one in private.parameters()) == 6 + 18 + 3
+    before = module.kinds.weight.detach().clone()
+    lipcompile.load_trained(module, private, [4, 6], **options)
+    x = 0.1 * torch.randn(5, 4, 6)
+    assert torch.allclose(outputs(module, x), outputs(private, x), rtol=1e-5, atol=1e-5)
+    assert (module.kinds.weight[0] != before[0]).all()
+    assert torch.equal(module.kinds.weight[1], before[1])
+
+
+class Masked(nn.Module):
+    """Texts whose masks of other numbers than 0 and 1 make all that it computes infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        rows = self.table(words) * mask[..., None]
+        return self.head(rows.mean(1)) / (2 - mask).clamp(0, 1).min(1).values[:, None]  # type: ignore[no-any-return]
+
+
+def test_a_module_without_finite_numbers_of_random_tokens_is_compared_at_0_and_1() -> None:
+    torch.manual_seed(0)
+    module = Masked()
+    example = {"words": torch.zeros(2, 4, dtype=torch.long), "mask": torch.ones(2, 4, dtype=torch.long)}
+    private = changed(lipcompile.private(module, example))
+    lipcompile.load_trained(module, private, example)
+    assert torch.equal(module.head.bias, private.get_parameter("head.bias"))
