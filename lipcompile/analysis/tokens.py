@@ -58,7 +58,7 @@ def _moved(graph: Graph) -> dict[str, Array]:
 def places(graph: Graph) -> tuple[range, ...]:
     """Return which whole numbers an entry of real numbers may be; none of what is no whole number, or any.
 
-    It is a place in the rows of a table: one hot, that which equals the entry, up to a constant that is added to it
+    It is a place in the rows of a table: one hot, that which equals the entry, up to a constant that is added
     before. Or it is compared with the numbers of n places, as the length of a text: 1 to n.
     """
     import numpy as np
@@ -76,8 +76,8 @@ def places(graph: Graph) -> tuple[range, ...]:
                 known = np.where(found[entries] > 0, found[entries], rows[0] - below)
                 found[entries] = np.minimum(known, rows[0] - below)
     found_ranges = [range(int(rows)) for rows in found]
-    for entries, count in _lengths(nodes, moved, graph.input.name):
-        for entry in entries:
+    for compared, count in _lengths(nodes, moved, graph.input.name):
+        for entry in compared:
             found_ranges[entry] = found_ranges[entry] or range(1, count + 1)
     return tuple(found_ranges)
 

@@ -39,7 +39,7 @@ def _running(self: Any, dim: int, dtype: int | None = None) -> Any:
 
 
 def _entries(whole: Any, dim: int) -> list[Any]:
-    """Cut an axis into its entries; that of the batch, of which no size is known, is refused where it is sliced."""
+    """Cut an axis into its entries; that of the batch, whose size is unknown, is refused where it is sliced."""
     size = whole.shape[dim]
     count = size if isinstance(size, int) else 1
     if count > _MOST:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from lipcompile.core.graph import Value
@@ -74,13 +74,13 @@ def images_of(context: Context, node: OnnxNode) -> int:
     return layout.outer + layout.inner
 
 
-def of_channels(importer: Importer) -> Importer:
+def of_channels(importer: Callable[[Context, OnnxNode], Value]) -> Importer:
     """Return the importer of what treats each channel by itself: those of several images are channels of one."""
 
     def framed(context: Context, node: OnnxNode) -> Value:
         layout, images, name = context.layout, images_of(context, node), node.proto.input[0]
         if not images:
-            return importer(context, node)  # type: ignore[return-value]  (each of these makes a tensor)
+            return importer(context, node)
         operand, before = context.tensor(node), context.items[name]
         axes, spatial = shape_of(operand)[: images + 1], shape_of(operand)[images + 1 :]
         context.items[name] = reshape_to(context, node, operand, (prod(axes), *spatial), "_images")
@@ -89,7 +89,6 @@ def of_channels(importer: Importer) -> Importer:
             made = importer(context, node)
         finally:
             context.items[name], context.layout = before, layout
-        assert isinstance(made, Value)
         return reshape_to(context, node, made, (*axes, *shape_of(made)[1:]), "_of_images")
 
     return framed
@@ -143,7 +142,7 @@ def global_lp_pool(context: Context, node: OnnxNode) -> Value:
     return context.unary(node, "lp_pool", norm)
 
 
-def global_pool(op: str) -> Importer:
+def global_pool(op: str) -> Callable[[Context, OnnxNode], Value]:
     """Return the importer of a pool over all spatial entries, their axes kept."""
     return lambda context, node: context.unary(node, op, GlobalPool(keep=True))
 

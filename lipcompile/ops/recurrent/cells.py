@@ -2,8 +2,8 @@
 
 Front ends say how they add a layer with parameters; what a cell does with it stands here once. The matrices of a
 cell's gates are stacked, in torch's order. The input is multiplied with its matrix at all steps at once: the steps
-are disjoint slices of that product, so their cotangents add up as squares. Where the state before the first step is
-0, what it would add is left out.
+are disjoint slices of that product, so their cotangents add up as squares. Where the state before the first step
+is 0, what it would add is left out.
 """
 
 from __future__ import annotations

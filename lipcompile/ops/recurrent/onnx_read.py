@@ -63,7 +63,7 @@ def recurrent(context: Context, node: OnnxNode) -> Sequence[Item | None]:
 
 
 def _input(context: Context, node: OnnxNode, expected: Layout) -> tuple[Value, Layout]:
-    """Return the sequence [steps, …, features], whose batch must be where the node takes it to be; raises Refusal."""
+    """Return the sequence [steps, …, features], whose batch is where the node takes it to be; raises Refusal."""
     item = context.item(node, 0)
     value, layout = (item.value, item.layout) if isinstance(item, Placed) else (context.tensor(node), FIRST)
     shape, merged = shape_of(value), layout.outer + layout.inner if expected != FIRST else 0
@@ -160,7 +160,7 @@ def _direction(context: Context, node: OnnxNode, x: Value, layout: Layout, index
 def _before(
     context: Context, node: OnnxNode, net: Unrolling, index: int, x: Value, layout: Layout
 ) -> State | None:
-    """Return the state that a direction begins in, None for zeros; raises Refusal where its batch stands elsewhere."""
+    """Return the state that a direction begins in, None for zeros; raises Refusal where its batch is elsewhere."""
     given = {place: item for place in _STATES if isinstance(item := context.item(node, place), Value | Placed)}
     if not given:
         return None

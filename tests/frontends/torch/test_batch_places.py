@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:the output do
 
 
 class Frames(nn.Module):
-    """A network of images on each frame of an example, which are images of one batch, and a layer on all of them."""
+    """A network of images on each frame of an example, which make one batch, and a layer on all of them."""
 
     def __init__(self, norm: nn.Module, frames_first: bool = False) -> None:
         super().__init__()
@@ -72,7 +72,8 @@ class Around(nn.Module):
         self.stack = nn.Parameter(torch.randn(3, 4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.function(self, self.first(x)).flatten(1).unflatten(1, (-1, 4)).mean(1))  # type: ignore[no-any-return]
+        made = self.function(self, self.first(x))
+        return self.head(made.reshape(len(x), -1, 4).mean(1))  # type: ignore[no-any-return]
 
 
 def heads_in_front(_: Any, h: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ def compared(_: Any, h: Tensor) -> Tensor:
 
 def one_matrix_each(net: Any, h: Tensor) -> Tensor:
     """As TabM: a matrix for each member of an ensemble."""
-    return (h.transpose(0, 1) @ net.stack).transpose(0, 1)
+    return (h.transpose(0, 1) @ net.stack).transpose(0, 1)  # type: ignore[no-any-return]
 
 
 def padded(_: Any, h: Tensor) -> Tensor:

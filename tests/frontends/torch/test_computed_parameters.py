@@ -432,7 +432,7 @@ def test_layers_may_read_parts_of_different_lengths(tmp_path: Path) -> None:
 
 
 class Crops(nn.Module):
-    """A convolution and a transposed one of a signal, and of a part of it, as the head of a detector has levels."""
+    """Convolutions of a signal, and of a part of it, as the head of a detector has levels."""
 
     def __init__(self, stride: int = 1) -> None:
         super().__init__()
