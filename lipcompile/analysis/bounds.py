@@ -153,7 +153,8 @@ class _Forward(Generic[N]):
     def _bound_of(self, node: Node, role: str, name: str) -> N:
         rule, constraint = node.op.parameter(role), self._graph.parameters[name].constraint
         # The norm of its longest row is none of the matrix, and that of a kernel is one at the size of its input.
-        measured = rule.constraints, node.site.inputs if node.op.axes == "channels" else ()
+        of_size = constraint.kind == "free" and node.op.axes == "channels"
+        measured = rule.constraints, node.site.inputs if of_size else ()
         if self._measured.setdefault(name, measured) != measured:
             return self._num.unbounded()
         if name in self._current:
