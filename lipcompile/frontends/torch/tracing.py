@@ -6,7 +6,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, product
@@ -218,6 +218,7 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
         rewritten(),
         _out_of_place(module),
         without_cache(module),
+        _without_iterations(module),
         with_all_experts(),
         without_packing(module, args, kwargs),
         _spelled_out(module, len(args), kwargs),
@@ -343,6 +344,17 @@ def without_cache(module: Module) -> Iterator[None]:
     finally:
         for config in changed:
             config.use_cache = True
+
+
+@contextmanager
+def _without_iterations(module: Module) -> Iterator[None]:
+    """Let spectral normalisations divide by the norms estimated so far meanwhile, as in evaluation mode."""
+    with ExitStack() as stack:
+        for part in module.modules():
+            for one in (part, *part._forward_pre_hooks.values()):
+                if getattr(one, "n_power_iterations", None) is not None:
+                    stack.enter_context(patch.object(one, "n_power_iterations", 0))
+        yield
 
 
 @contextmanager

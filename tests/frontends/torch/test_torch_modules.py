@@ -474,6 +474,22 @@ def test_what_makes_a_weight_is_said_to_be_left_out(normalise: Any) -> None:
     assert found.message.startswith("`0.weight` is trained as it is")
 
 
+@pytest.mark.parametrize("normalise", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_spectral_norm_in_training_mode_is_the_one_that_it_has_estimated(normalise: Any) -> None:
+    """Each forward pass estimates it anew; the import compares with evaluation mode, and changes no estimate."""
+    module = nn.Sequential(normalise(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 2))
+    before = {name: value.clone() for name, value in module.named_buffers()}
+    assert before
+    with pytest.warns(UserWarning, match="LIP122"):
+        private = lipcompile.private(module, (6,), bounds="clip")
+    assert all(torch.equal(value, before[name]) for name, value in module.named_buffers())
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(private.eval()(x), module.eval()(x))
+    module.train()(x)
+    assert not all(torch.equal(value, before[name]) for name, value in module.named_buffers())
+
+
 def told_by_theorem(module: nn.Module) -> list[str]:
     """Return the messages of LIP122 by theorem; by a clip, parameters are trained as they are, without any."""
     by_clip = from_module(module, (6,), loss="cross_entropy", bounds="clip")
