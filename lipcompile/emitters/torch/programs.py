@@ -66,7 +66,8 @@ def _current(graph: Graph) -> dict[str, Expression]:
 def _norm(graph: Graph) -> list[str]:
     """Write X_0 itself: inputs are clipped to a double that is not above it, or promised to be no longer."""
     norm = graph.input.norm
-    return [] if norm is None else [f"    X_0 = num.Interval.around({Traced().of(norm)})"]
+    known = 'float("inf")' if norm is None else Traced().of(norm)
+    return [f"    X_0 = num.Interval.around({known})"]
 
 
 def _statements(domain: Traced, results: Iterable[Expression]) -> list[str]:

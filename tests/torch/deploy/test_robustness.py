@@ -24,6 +24,7 @@ from lipcompile_torch.train.certificate import derived_slope
 from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor
 
+import lipcompile
 from lipcompile.core.backend import instantiate
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
@@ -541,6 +542,24 @@ def test_no_finite_constant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Net, "lipschitz", math.inf)
     with pytest.raises(ValueError, match="no finite Lipschitz constant"):
         certified_radii(Net(), torch.zeros(1, 4), torch.tensor([0]))
+
+
+class Gated(torch.nn.Module):
+    """Two maps of an input, multiplied: steep without a bound where inputs have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.gate = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value(x) * torch.tanh(self.gate(x))
+
+
+def test_a_product_of_inputs_without_a_norm_has_no_finite_constant() -> None:
+    """|d(u·tanh v)| grows with u, and is finite in a ball."""
+    with pytest.raises(ValueError, match="no finite Lipschitz constant"):
+        certified_constants(lipcompile.private(Gated(), (4,), bounds="clip"))
+    assert certified_constants(lipcompile.private(Gated(), (4,), bounds="clip", input_norm=1)).logits < math.inf
 
 
 @pytest.mark.parametrize(
