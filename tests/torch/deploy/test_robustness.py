@@ -552,7 +552,8 @@ class Gated(torch.nn.Module):
         self.value, self.gate = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.value(x) * torch.tanh(self.gate(x))
+        gated: Tensor = self.value(x) * torch.tanh(self.gate(x))
+        return gated
 
 
 def test_a_product_of_inputs_without_a_norm_has_no_finite_constant() -> None:
