@@ -64,7 +64,8 @@ def instead(context: Context, node: OnnxNode) -> Value | Placed | None:
     if make is None or poisoned or context.layout != FIRST:
         return None
     layouts = {item.layout for item in read if isinstance(item, Placed)}
-    context.layout = layouts.pop() if len(layouts) == 1 and node.op_type not in _OF_PLACES else FIRST
+    layout = layouts.pop() if len(layouts) == 1 else FIRST
+    context.layout = FIRST if layout.axis and node.op_type in _OF_PLACES else layout
     try:
         return placed(make(context, node), context.layout)
     except Refusal as refusal:
@@ -461,7 +462,7 @@ def _like(context: Context, node: OnnxNode) -> Value:
     return unplaced(of_every_example(context, node, item, "_of_each"))
 
 
-# What does not act on each entry by itself.
+# Functions of all entries along an axis: its number is that of torch if the batch is in front.
 _OF_PLACES = ("ArgMax", "ArgMin", "GatherElements", "RandomNormalLike", "ScatterElements")
 _FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
     "Add": _sum,

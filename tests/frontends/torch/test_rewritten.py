@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 # Of the outputs [B, 4] of a layer.
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a transposed operand": lambda h: h * torch.einsum("bi,ib->b", h, h.T).unsqueeze(-1),
     "distances": lambda h: torch.cdist(h, torch.eye(4)) + torch.cdist(h, torch.eye(4), p=1),
     "distances of rows": lambda h: torch.cdist(h.view(-1, 2, 2), h.view(-1, 2, 2).tanh()).flatten(1),
     "random slopes": lambda h: F.rrelu(h, 0.1, 0.5),
@@ -99,7 +100,7 @@ OF_BATCH: dict[str, Callable[[Tensor], Tensor]] = {
     "products of examples": lambda h: torch.einsum("bi,ci->bc", h, h) @ h,
     "a sum of examples": lambda h: h + torch.einsum("bi,bj->ij", h, h)[:1],
     "three factors, one of another example": lambda h: torch.einsum("bi,ci,bi->bi", h, h.tanh(), h),
-    "a transposed operand": lambda h: h * torch.einsum("bi,ib->b", h, h.T).unsqueeze(-1),
+    "squares of all examples": lambda h: h * torch.einsum("bi,bi->i", h, h),
     "resized batch": lambda h: F.interpolate(h.T[None], scale_factor=0.5)[0].mean(1) + h,
     "transformed batch": lambda h: torch.fft.fft(h, dim=0).real,
     "slopes that are drawn": lambda h: F.rrelu(h, training=True),
