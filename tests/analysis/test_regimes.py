@@ -15,6 +15,7 @@ import sympy
 from lipcompile import ModelOptions, pipeline
 from lipcompile.analysis.bounds import derive
 from lipcompile.analysis.depth.loops import loops, with_count
+from lipcompile.analysis.depth.regimes import _root
 from lipcompile.numbers.certified import Certified
 from tests.analysis.test_theorem1 import analysed
 
@@ -243,3 +244,11 @@ def test_what_no_bound_of_weights_fixes_is_named(tmp_path: Path) -> None:
     depth = analysed(in_a_loop("residual(mean) { dense(4, constraint=orthogonal) } sigmoid"), tmp_path).depth
     assert depth.regime == "contractive"
     assert depth.advice == ("repeat_1 is contractive because Lipschitz constants in it are below 1: sigmoid",)
+
+
+def test_squares_in_many_symbols_are_left_as_they_are() -> None:
+    """Their factors took minutes: a block of HGNet-V2 has the norms of a dozen weights."""
+    norms = sympy.symbols("a:9", positive=True)
+    many, few = (sympy.expand(sum(some) ** 2) for some in (norms, norms[:8]))
+    assert _root(many) == sympy.sqrt(many)
+    assert _root(few) == sum(norms[:8])

@@ -42,6 +42,8 @@ from lipcompile.numbers.symbolic import Formula, Symbolic
 LONGEST_INLINE = 16
 # Longer ones are left as they are: nobody reads them, and factors take more than linear time.
 _MOST_FACTORED = 200
+# And those in more symbols, whose factors take time exponential in their number.
+_MOST_SYMBOLS = 8
 REGIMES = ("contractive", "critical", "expansive")
 
 
@@ -231,7 +233,7 @@ _X, _G = sympy.Dummy("X", positive=True), sympy.Dummy("G", positive=True)
 
 def _root(expression: Any) -> Any:
     """Return a root, written as such only if it is not that of a square: most bounds are affine in the norm."""
-    if sympy.count_ops(expression) > _MOST_FACTORED:
+    if sympy.count_ops(expression) > _MOST_FACTORED or len(expression.free_symbols) > _MOST_SYMBOLS:
         return sympy.sqrt(expression)
     # An exponential of a fraction would be a power of that of its denominator's inverse: of a degree of millions.
     opaque = {found: sympy.Dummy(positive=True) for found in expression.atoms(sympy.exp)}
