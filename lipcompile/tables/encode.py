@@ -117,12 +117,12 @@ def _fill(column: Column, array: Any, out: Block) -> None:
     """Write the encoded columns of a column, [N, width], to zeros; raises UnfitError."""
     match column:
         case Number():
-            values = scaled(numbers(array, decimal=column.decimal, coerce=column.coerce), column)
+            values = scaled(measured(column, array), column)
             out[:, 0] = np.clip(values, -_LARGEST, _LARGEST)
             if column.missing:
                 out[:, 1] = np.isnan(values)
         case Date():
-            out[:, 0] = days(array, column.format)
+            out[:, 0] = measured(column, array)
         case Boolean():
             out[:, 0] = flags(array)
         case Category():
@@ -134,6 +134,13 @@ def _fill(column: Column, array: Any, out: Block) -> None:
         case Text():
             tokenizer = content(column.tokenizer)
             out[token_buckets(texts(array), tokenizer, _buckets(tokenizer, column.buckets))] = 1
+
+
+def measured(column: Number | Date, array: Any) -> NDArray[np.float64]:
+    """Return the numbers or the days of a column, NaN where one is missing, [N]; raises UnfitError."""
+    if isinstance(column, Date):
+        return days(array, column.format)
+    return numbers(array, decimal=column.decimal, coerce=column.coerce)
 
 
 def _coding(column: Category) -> Callable[[str], int | None]:

@@ -12,9 +12,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from lipcompile.tables.encode import measured
 from lipcompile.tables.read import batches, called, check_names
-from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema, Text
-from lipcompile.tables.values import FORMATS, Mark, UnfitError, days, flags, numbers, texts, words
+from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Mark, Number, Schema, Text
+from lipcompile.tables.values import FORMATS, UnfitError, days, flags, numbers, texts, words
 
 Kind = type[Number | Category | Boolean | Date | Ignore]
 Reader = Callable[[Any], NDArray[Any]]
@@ -58,9 +59,11 @@ def guess(source: Any, target: str | None = None, *, public: bool = False, token
     wanted = [] if target is None else [target]
     check_names(wanted, list(kinds), called(source))
     spoken = [name for name, kind in kinds.items() if kind is Category and name != target]
-    written: dict[str, Number | Date] = {**_written(source, spoken), **_dated(source, spoken)}
-    free = _free_texts(source, [name for name in spoken if name not in written])
-    kinds |= dict.fromkeys([*free, *_constant(source, spoken)], Ignore)
+    written: dict[str, Number | Date] = {**_written(source, spoken)}
+    written |= _dated(source, [name for name in spoken if name not in written])
+    texts_alone = [name for name in spoken if name not in written]
+    free = _free_texts(source, texts_alone)
+    kinds |= dict.fromkeys([*free, *_constant(source, texts_alone)], Ignore)
     kinds |= {name: type(column) for name, column in written.items()}
     facts = _facts(source, list(kinds) if public else wanted, kinds, written)
     columns = tuple(
@@ -209,12 +212,7 @@ def _facts(
 ) -> dict[str, _Facts]:
     facts = {name: _Facts() for name in names}
     readers = {name: _READERS[kind] for name, kind in kinds.items() if kind is not Ignore}
-    for name, one in written.items():
-        readers[name] = (
-            partial(numbers, decimal=one.decimal, coerce=one.coerce)
-            if isinstance(one, Number)
-            else partial(days, form=one.format)
-        )
+    readers |= {name: partial(measured, column) for name, column in written.items()}
     wanted = [name for name in names if kinds[name] is not Ignore]
     for batch in batches(source, wanted) if wanted else ():
         for name in wanted:

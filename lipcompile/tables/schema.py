@@ -13,6 +13,8 @@ from lipcompile.diagnostics import InputError, input_error
 
 Task = Literal["classification", "regression"]
 Range = tuple[float, float]
+# What stands before the decimals of a number in a text.
+Mark = Literal[".", ","]
 
 MOST_BUCKETS = 65536
 FIRST_DAY = date(1970, 1, 1)
@@ -39,7 +41,7 @@ class Number:
     log: bool = False
     missing: bool = False
     coerce: bool = False
-    decimal: Literal[".", ","] = "."
+    decimal: Mark = "."
 
     def __post_init__(self) -> None:
         if self.range is not None:

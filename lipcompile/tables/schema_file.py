@@ -152,7 +152,7 @@ def _field(name: str, key: str, value: Any, kind: type[Column]) -> Any:
             return value
     raise schema_error(
         f"`{name}`: `{key}` has the wrong type",
-        "log, missing and coerce must be true or false, and buckets a number",
+        'log, missing and coerce must be true or false, buckets a number, and decimal "." or ","',
     )
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from decimal import Context, Decimal
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lipcompile.diagnostics import input_error
+from lipcompile.tables.schema import Mark
 
 Floats = NDArray[np.float64]
 
@@ -23,8 +24,7 @@ MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"))
 # Codes of a text in place of its number.
 ABSENT, OTHER = -1, -2
 
-# The mark before the decimals of a number in a text: `-1234.5`, `1e3`, `$1,234.50`, `12 %`, or `1.234,5 €`.
-Mark = Literal[".", ","]
+# Numbers in a text: `-1234.5`, `1e3`, `$1,234.50`, `12 %`, or `1.234,5 €`.
 _PLAIN = r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 _SIGNS = "[$€£¥]"
 # How dates are written besides ISO, as strptime says it.
@@ -241,7 +241,7 @@ def _of_texts(array: Any, decimal: Mark, *, coerce: bool) -> Any:
         with suppress(UnfitError):
             return _parsed(array, arrow().float64())
     numerals = _numerals(array, decimal)
-    if not coerce and len(numerals) and words(array, decimal):
+    if not coerce and numerals.null_count > _trimmed(array).null_count:
         raise UnfitError
     return _cast(numerals, arrow().float64())
 
@@ -252,7 +252,7 @@ def _numerals(array: Any, decimal: Mark) -> Any:
     group = "," if decimal == "." else "."
     digits = rf"(\d{{1,3}}(\{group}\d{{3}})+|\d+)(\{decimal}\d*)?"
     formatted = rf"(-?{_SIGNS}? ?|{_SIGNS} ?-){digits} ?(%|{_SIGNS})?"
-    trimmed = compute.utf8_trim_whitespace(array)
+    trimmed = _trimmed(array)
     is_number = compute.match_substring_regex(trimmed, f"^({formatted}{'|' + _PLAIN if decimal == '.' else ''})$")
     bare = compute.replace_substring_regex(trimmed, rf"[$€£¥% ]|\{group}", "")
     written = compute.replace_substring(bare, decimal, ".")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lipcompile.diagnostics import InputError
 from lipcompile.tables.encode import Encoded, assembled, bucket, encoded_batch, indicators, layout
-from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema, Text
-from lipcompile.tables.values import MISSING, Mark
+from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Mark, Number, Schema, Text
+from lipcompile.tables.values import MISSING
 
 NAN = math.nan
 

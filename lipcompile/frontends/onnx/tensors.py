@@ -120,8 +120,6 @@ class _Rewriting:
             self.nodes.append(node)
             return
         copied = self._batch(node.output[0]) if node.op_type == "Expand" else None
-        if node.op_type == "Gather" and self._at_copies(node):
-            return
         met = {batch for name in read if name not in self.lifted and (batch := self._batch(name)) is not None}
         if copied is not None:
             self._spread(node, *copied)
@@ -295,19 +293,6 @@ class _Rewriting:
         made = self._aligned(node, node.input[0], rank, place)
         self._write(node, "Expand", [made, self._size(item.array.shape)], node.output[0])
 
-    def _at_copies(self, node: NodeProto) -> bool:
-        """Rows of a table at places that were copied for each example; return whether they are that."""
-        table, places = node.input
-        chosen, axis = self.items.get(places), _attributes(node).get("axis", 0)
-        if places in self.lifted or not isinstance(chosen, Known) or chosen.copies is None:
-            return False
-        if table not in self.lifted or chosen.copies or axis % len(self.lifted[table].shape):
-            raise _NoFormError
-        flat = self._size(chosen.array.reshape(-1).tolist())
-        made = self._write(node, "Gather", [table, flat], axis=1)
-        self._shaped(node, made, (*chosen.array.shape[1:], *self.lifted[table].shape[1:]), node.output[0])
-        return True
-
     def _multiply_examples(self, node: NodeProto, rank: int, place: int) -> None:
         """Matrices of an example by matrices of it. A vector is a matrix of one row, or of one column."""
         left, right = node.input
@@ -359,7 +344,7 @@ class _Rewriting:
     def _rows(self, node: NodeProto) -> None:
         """Rows of a table at places that are copied for each example."""
         places, table = self.items[node.input[1]], self.lifted.get(node.input[0])
-        if not isinstance(places, Known) or table is None or _attributes(node).get("axis", 0):
+        if not isinstance(places, Known) or table is None or _attributes(node).get("axis", 0) % len(table.shape):
             raise _NoFormError
         chosen = self._size(places.array.reshape(-1).tolist())
         made = self._write(node, "Gather", [node.input[0], chosen], axis=-len(table.shape))

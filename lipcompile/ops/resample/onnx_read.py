@@ -19,7 +19,7 @@ from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
-from lipcompile.frontends.onnx.sizes import BATCH, OWN, is_formal, shown
+from lipcompile.frontends.onnx.sizes import OWN, is_formal, multiple, shown
 from lipcompile.frontends.onnx.values import Known, OwnPlaces, integers, scalar
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.embedding.rules import Embedding
@@ -257,7 +257,7 @@ def expand(context: Context, node: OnnxNode) -> Value:
     made, sizes = rank - layout.rank(example), (*(1,) * (rank - len(sizes)), *sizes)
     own, place = layout.sizes(example)[layout.place], layout.place + made
     rest = (*sizes[:place], *sizes[place + 1 :])
-    of_all = own if context.batch is None else own // BATCH * context.batch
+    of_all = own if context.batch is None else multiple(own) * context.batch
     if sizes[place] not in (1, own, of_all) or any(map(is_formal, rest)):
         raise Refusal("LIP108", f"Expand to {shown(sizes)} changes the batch", MIXES)
     context.layout = replace(layout, axis=layout.axis + made)
