@@ -18,17 +18,20 @@ _PARTS = ("train", "test")
 _TEST_SHARE = 0.2
 
 
-def images_in(folder: str | os.PathLike[str], colours: bool | None = None) -> dict[str, NDArray[Any]]:
+def images_in(
+    folder: str | os.PathLike[str], colours: bool | None = None, size: tuple[int, int] | None = None
+) -> dict[str, NDArray[Any]]:
     """Read images whose folders are their classes: `cats/1.png`, or `train/cats/1.png` and `test/cats/2.png`.
 
     Without `train` and `test` each image is one to test on by a fixed public hash of its path, with probability
     1/5: by itself, since another name or class of one file moves the places of those behind it. Classes are
-    numbered in the order of their names, which are taken to be public, and so is the size, that all images must
-    have.
+    numbered in the order of their names, which are taken to be public, and so is their size.
 
     Args:
         folder: with the folders.
         colours: whether each image gets three channels, or is made grey; None: as they are, and all alike.
+        size: height and width in pixels. An image of another size is scaled until it covers them, and cut to its
+            centre, by itself; None: as they are, and all alike.
 
     Returns:
         x_train, y_train, x_test and y_test: uint8 [N, H, W] or [N, H, W, 3], and int64 [N].
@@ -42,9 +45,9 @@ def images_in(folder: str | os.PathLike[str], colours: bool | None = None) -> di
     inner = sorted(path.name for path in root.iterdir() if path.is_dir())
     if set(inner) == set(_PARTS):
         classes = sorted({path.name for part in _PARTS for path in (root / part).iterdir() if path.is_dir()})
-        train, test = (_read(root / part, classes, colours)[:2] for part in _PARTS)
+        train, test = (_read(root / part, classes, colours, size)[:2] for part in _PARTS)
     else:
-        x, y, held_out = _read(root, inner, colours)
+        x, y, held_out = _read(root, inner, colours, size)
         if held_out.all() or not held_out.any():
             raise DataError(f"{root} has too few images to hold some out: put them into folders train and test")
         train, test = ((x[rows], y[rows]) for rows in (~held_out, held_out))
@@ -52,7 +55,7 @@ def images_in(folder: str | os.PathLike[str], colours: bool | None = None) -> di
 
 
 def _read(
-    root: Path, classes: Sequence[str], colours: bool | None
+    root: Path, classes: Sequence[str], colours: bool | None, size: tuple[int, int] | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
     """Return the images below the folders of these classes, their numbers, and which are to be held out."""
     found = [
@@ -63,11 +66,11 @@ def _read(
     ]
     if len(classes) < 2 or not found:
         raise DataError(f"{root} has no folders of images: put the images of each class into one folder")
-    images = [_image(path, colours) for path, _ in found]
+    images = [_image(path, colours, size) for path, _ in found]
     if len({image.shape[:2] for image in images}) > 1:
-        raise DataError(f"the images in {root} have different sizes: resize each image to one common size")
+        raise DataError(f"the images in {root} have different sizes: {_SHAPE}")
     if len({image.ndim for image in images}) > 1:
-        raise DataError(f"some of the images in {root} are grey and some are coloured: convert them to one kind")
+        raise DataError(f"some of the images in {root} are grey and some are coloured: {_SHAPE}")
     numbers = np.array([number for _, number in found], dtype=np.int64)
     return np.stack(images), numbers, np.array([_is_held_out(path.relative_to(root)) for path, _ in found])
 
@@ -76,14 +79,18 @@ def _is_held_out(path: Path) -> bool:
     return int.from_bytes(blake2b(path.as_posix().encode(), digest_size=8).digest()) < _TEST_SHARE * 2**64
 
 
-def _image(path: Path, colours: bool | None) -> NDArray[np.uint8]:
-    """Return an image, uint8 [H, W] if it is grey, else [H, W, 3]; None: as it is."""
-    from PIL import Image, UnidentifiedImageError
+_SHAPE = "give each one shape, such as --input-shape 3,32,32 for colours, height and width"
+
+
+def _image(path: Path, colours: bool | None, size: tuple[int, int] | None) -> NDArray[np.uint8]:
+    """Return an image as a camera was held, uint8 [H, W] if it is grey, else [H, W, 3]; None: as it is."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(path) as opened:
             coloured = opened.mode != "L" if colours is None else colours
-            return np.asarray(opened.convert("RGB" if coloured else "L"))
+            image = ImageOps.exif_transpose(opened).convert("RGB" if coloured else "L")
+            return np.asarray(image if size is None else ImageOps.fit(image, size[::-1]))
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image") from error
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lipcompile.cli.shared.arguments import PATH, file_option, tokenizer_option
+from lipcompile.cli.shared.arguments import PATH, file_option, shapes, tokenizer_option
 from lipcompile.cli.shared.output import write_text
 from lipcompile.cli.shared.presets import preset_text
 from lipcompile.diagnostics import input_error
@@ -27,6 +27,12 @@ from lipcompile.diagnostics import input_error
     "--delta",
     type=float,
     help="With --preset: δ of the plan; by default a power of ten below one over the examples.",
+)
+@click.option(
+    "--input-shape",
+    multiple=True,
+    metavar="N,…",
+    help="With --preset: shape, such as 3,32,32, that each image of a folder gets.",
 )
 @click.option(
     "--public",
@@ -66,7 +72,7 @@ def new(
 
 
 def _model(data: Path, path: Path, plan: dict[str, Any]) -> int:
-    text = preset_text(data, plan["epsilon"], plan["delta"])
+    text = preset_text(data, plan["epsilon"], plan["delta"], shapes(plan["input_shape"]))
     if path.exists():
         raise input_error("LIP005", f"`{path}` exists, and may have been changed", "choose another --output")
     write_text(path, text)

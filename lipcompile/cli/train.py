@@ -145,7 +145,8 @@ def train(
     The `train` block of MODEL supplies what is not given as an option. FILE.npz holds x_train, y_train, x_test and
     y_test, or X and y; a folder of images may stand in its place. A run that was interrupted goes on with
     --resume; steps that the ledger holds stay spent. A table, a .csv, .tsv or .parquet file, stands in the place
-    of MODEL; with a preset, FILE.npz or a folder of images does.
+    of MODEL; with a preset, FILE.npz or a folder of images does. Each image of a folder is scaled and cropped to
+    the shape of MODEL's input, or with a preset to --input-shape.
 
     \b
     Example:
@@ -171,8 +172,8 @@ def train(
     if preset is not None:
         if data is not None:
             raise click.UsageError("--preset takes the data in the place of MODEL: leave --data out")
-
-        model, data = begun(Path(model), _needed(output, "--output"), given)
+        model, data = begun(Path(model), _needed(output, "--output"), given, options.input_shape)
+        options = replace(options, input_shape={})
     given |= {"allow_vacuous": allow_vacuous, "verify_import": verify_import}
     return _train_network(model, options, _needed(data, "--data"), _needed(output, "--output"), given)
 

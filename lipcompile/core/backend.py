@@ -62,7 +62,9 @@ class Data(Protocol):
     ) -> tuple[NDArray[Any] | Mapping[str, NDArray[Any]], NDArray[Any]]:
         """Return the inputs and labels of a data set's items; raises DataError."""
 
-    def public_facts(self, path: Path) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
+    def public_facts(
+        self, path: Path, input_shape: tuple[int, ...] = ()
+    ) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
         """Return the shape of an example, how many train, and the test part's whole labels; raises DataError."""
 
     def split_rows(self, count: int) -> tuple[NDArray[Any], NDArray[Any]]:

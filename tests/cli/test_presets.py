@@ -66,6 +66,23 @@ def test_a_folder_of_images_is_trained_on_as_their_arrays_are() -> None:
     assert run("train images --preset images --epsilon 50 --accountant rdp --output run") == 0
 
 
+def test_photographs_of_different_sizes_get_the_shape_that_is_asked_for(capsys: Capture) -> None:
+    source = np.random.default_rng(0)
+    for number in range(40):
+        pixels = source.integers(0, 256, (*source.integers(20, 60, 2), 3), dtype=np.uint8)
+        folder = Path("photos") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number}.jpg")
+    command = "new photos --preset images --epsilon 5 --output photos.lip"
+    assert run(command) == 2
+    assert "different sizes: give each one shape, such as --input-shape 3,32,32" in capsys.readouterr().err
+    assert run(f"{command} --input-shape 3,16,16") == 0
+    assert "tensor[3, 16, 16]" in Path("photos.lip").read_text()
+    images(12, 9)
+    assert run("train data.npz --preset images --epsilon 5 --input-shape 3,16,16 --output run") == 2
+    assert "`data.npz` is none" in capsys.readouterr().err
+
+
 def test_a_run_goes_on_with_the_same_command(capsys: Capture) -> None:
     images(12, 9)
     command = "train data.npz --preset images --epsilon 8 --accountant rdp --output run"

@@ -74,7 +74,7 @@ def test_one_coloured_image_changes_no_other(tmp_path: Path) -> None:
     for part in ("train", "test"):
         write(tmp_path / part / "a" / "1.png", np.full((4, 4), 7))
         write(tmp_path / part / "b" / "1.png", np.zeros((4, 4, 3)))
-    with pytest.raises(DataError, match=r"some of the images in .* some are coloured: convert them to one kind"):
+    with pytest.raises(DataError, match=r"some of the images in .* some are coloured: give each one shape"):
         images_in(tmp_path)
     with pytest.raises(DataError, match="some are coloured"):
         load_npz(tmp_path, (16,))  # which does not say it
@@ -83,6 +83,28 @@ def test_one_coloured_image_changes_no_other(tmp_path: Path) -> None:
         assert found.x_train.shape[1:] == found.x_test.shape[1:] == shape
     x = images_in(tmp_path, colours=True)["x_train"]
     assert x[0].tolist() == np.full((4, 4, 3), 7).tolist()
+
+
+def test_images_of_other_sizes_are_scaled_and_cropped_by_themselves(tmp_path: Path) -> None:
+    """The middle of 4 by 16 stays; halves of 8 by 8 are those of 4 by 4; the camera may have been turned."""
+    middle = np.zeros((4, 16))
+    middle[:, 6:10] = 90
+    halves = np.zeros((8, 8, 3))
+    halves[:4] = 200
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera was held so that the right of the picture is its bottom
+    for part in ("train", "test"):
+        write(tmp_path / part / "a" / "middle.png", middle)
+        write(tmp_path / part / "b" / "halves.png", halves)
+        (tmp_path / part / "c").mkdir()
+        pixels = np.asarray(halves[..., 0].T, dtype=np.uint8)  # the left half is bright, and so above when turned
+        Image.fromarray(pixels).save(tmp_path / part / "c" / "turned.png", exif=turned)
+    x = load_npz(tmp_path, (1, 4, 4)).x_train[:, 0] * 255
+    assert np.array_equal(np.round(x[0]), np.full((4, 4), 90))
+    assert x[1, 0] == pytest.approx(200, abs=3)
+    assert x[1, 3] == pytest.approx(0, abs=3)
+    assert np.array_equal(x[1], x[2])
+    assert load_npz(tmp_path, (2, 2, 3)).x_train.shape == (3, 2, 2, 3)
 
 
 class Drawn:

@@ -51,7 +51,8 @@ def load_npz(
     """Read arrays x_train, y_train, x_test, y_test; or X, y (or x, y), split 80:20 by a fixed permutation.
 
     Images of type uint8 become float32 in [0, 1]; shapes that differ from `input_shape` by a missing or last
-    channel axis, or by flattening, are rearranged. Images in files become grey or coloured as the shape says.
+    channel axis, or by flattening, are rearranged. Images in files get the size and the colours that the shape
+    says.
 
     Args:
         path: a file that `numpy.savez` wrote, or a folder of images, see `sources.images_in`.
@@ -66,7 +67,7 @@ def load_npz(
         DataError: the file is not an .npz file, or its arrays do not fit; one line with the fix.
         OSError: it cannot be read.
     """
-    return from_arrays(_read(path, _colours(input_shape)), input_shape, classes, tokens, parts)
+    return from_arrays(_read(path, input_shape), input_shape, classes, tokens, parts)
 
 
 def load_test_npz(
@@ -77,7 +78,7 @@ def load_test_npz(
     Raises:
         DataError, OSError: as `load_npz`.
     """
-    arrays = _joined(_read(path, _colours(input_shape)), parts, whole=False)
+    arrays = _joined(_read(path, input_shape), parts, whole=False)
     if {"x_test", "y_test"} <= arrays.keys():
         x, y = arrays["x_test"], arrays["y_test"]
     else:
@@ -97,30 +98,26 @@ def items_of(dataset: Any, seeded: bool = False) -> tuple[Given, NDArray[Any]]:
     return sources.items_of(dataset)
 
 
-def public_facts(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
+def public_facts(
+    path: str | os.PathLike[str], input_shape: tuple[int, ...] = ()
+) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
     """Return the shape of one example, how many there are to train on, and the labels of the test part.
 
     Labels are None unless they are whole numbers, one each. Of the training part nothing but its size is read.
+    Images in files get the size and the colours that `input_shape` says.
 
     Raises:
         DataError, OSError: as `load_npz`.
     """
-    x_train, _, x_test, y_test = _split_in_two(_read(path))
+    x_train, _, x_test, y_test = _split_in_two(_read(path, input_shape))
     if x_train.ndim < 2 or len(x_train) == 0 or y_test.shape != (len(x_test),) or not len(y_test):
         raise DataError(f"inputs of shape {x_train.shape} and test labels of shape {y_test.shape} do not fit")
     return x_train.shape[1:], len(x_train), y_test if y_test.dtype.kind in "iu" else None
 
 
-def _colours(shape: tuple[int, ...]) -> bool | None:
-    """Return whether examples of this shape are images in colour; None if it does not say."""
-    if len(shape) == 2 or (len(shape) == 3 and 1 in (shape[0], shape[2])):
-        return False
-    return True if len(shape) == 3 and 3 in (shape[0], shape[2]) else None
-
-
-def _read(path: str | os.PathLike[str], colours: bool | None = None) -> dict[str, NDArray[Any]]:
+def _read(path: str | os.PathLike[str], shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
     if Path(path).is_dir():
-        return sources.images_in(path, colours)
+        return sources.images_in(path, *_pixels(shape))
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -128,6 +125,17 @@ def _read(path: str | os.PathLike[str], colours: bool | None = None) -> dict[str
         raise DataError(
             f"{os.fspath(path)} is not an .npz file of plain arrays: write it with numpy.savez"
         ) from error
+
+
+def _pixels(shape: tuple[int, ...]) -> tuple[bool | None, tuple[int, int] | None]:
+    """Return whether images of this shape are coloured, and their height and width; None if it does not say."""
+    if len(shape) == 2:
+        return False, (shape[0], shape[1])
+    if len(shape) == 3 and shape[0] in (1, 3):
+        return shape[0] == 3, (shape[1], shape[2])
+    if len(shape) == 3 and shape[2] in (1, 3):
+        return shape[2] == 3, (shape[0], shape[1])
+    return None, None
 
 
 def from_arrays(

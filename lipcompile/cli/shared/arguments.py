@@ -179,7 +179,7 @@ def _collect(given: Mapping[str, Any]) -> ModelOptions:
         "bias_bound": lambda text: parse_number(text, "--bias-bound"),
         "clip_length": parse_length,
         "bindings": _bindings,
-        "input_shape": _shapes,
+        "input_shape": shapes,
         "limits": parse_limits,
     }
     return ModelOptions(
@@ -204,7 +204,8 @@ def _bindings(texts: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _shapes(texts: tuple[str, ...]) -> dict[str, Any]:
+def shapes(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Read the shapes of inputs by their names; raises InputError (LIP005)."""
     from lipcompile.frontends.options import parse_shape
 
     found: dict[str, Any] = {}

@@ -72,12 +72,12 @@ _RECIPES: Mapping[int, Recipe] = {
 }
 
 
-def begun(path: Path, output: Path, given: Mapping[str, Any]) -> tuple[str, Path]:
+def begun(path: Path, output: Path, given: Mapping[str, Any], shapes: Mapping[str, Shape]) -> tuple[str, Path]:
     """Write the preset's model into the folder of a run; return it and the data, as `train` takes them.
 
-    Raises InputError (LIP402, LIP403, LIP404, LIP405).
+    Raises InputError (LIP005, LIP402, LIP403, LIP404, LIP405).
     """
-    text = preset_text(path, given["epsilon"], given["delta"])
+    text = preset_text(path, given["epsilon"], given["delta"], shapes)
     model = output / MODEL
     if model.exists() and model.read_text(encoding="utf-8") != text:
         help_line = "give the options that it was begun with, or choose another --output"
@@ -88,21 +88,29 @@ def begun(path: Path, output: Path, given: Mapping[str, Any]) -> tuple[str, Path
     return str(model), path
 
 
-def preset_text(path: Path, epsilon: float | None, delta: float | None) -> str:
-    """Return the model and the plan for a file of data; raises InputError."""
+def preset_text(
+    path: Path, epsilon: float | None, delta: float | None, shapes: Mapping[str, Shape] | None = None
+) -> str:
+    """Return the model and the plan for a file of data, or a folder and the shape of each image in it.
+
+    Raises InputError, as `begun`.
+    """
     if path.suffix != ENDING and not path.is_dir():
         message = f"the preset takes arrays of images, and `{path}` is neither a folder nor an {ENDING} file"
         raise input_error("LIP402", message, "give FILE.npz, or a folder with a folder of images for each class")
+    if shapes and (not path.is_dir() or {*shapes} != {""}):
+        message = f"--input-shape: each image of a folder gets this shape, and `{path}` is none"
+        raise input_error("LIP005", message, "leave it out")
     if epsilon is None:
         raise setting_error("--epsilon is needed")
-    facts = facts_of(path, find())
+    facts = facts_of(path, find(), (shapes or {}).get("", ()))
     return text_of(facts, epsilon, public_delta(facts.examples) if delta is None else delta)
 
 
-def facts_of(path: Path, backend: Backend) -> Facts:
-    """Return what is public about images in a file; raises InputError (LIP402, LIP403)."""
+def facts_of(path: Path, backend: Backend, wanted: Shape = ()) -> Facts:
+    """Return what is public about images in a file, or in a folder; raises InputError (LIP402, LIP403)."""
     with reading(path):
-        shape, examples, labels = backend.data.public_facts(path)
+        shape, examples, labels = backend.data.public_facts(path, wanted)
     if len(shape) == 3 and shape[0] not in _RECIPES and shape[-1] in _RECIPES:
         shape = (shape[-1], *shape[:-1])
     shape = (1, *shape) if len(shape) == 2 else shape
@@ -111,7 +119,8 @@ def facts_of(path: Path, backend: Backend) -> Facts:
         raise input_error("LIP403", message, "store them as [N, height, width], or [N, height, width, 3]")
     if not _SMALLEST <= min(shape[1:]) <= max(shape[1:]) <= _LARGEST:
         message = f"the preset takes images from {_SMALLEST} to {_LARGEST} pixels a side, not {list(shape[1:])}"
-        raise input_error("LIP403", message, "resize them, each by itself, before they are stored")
+        help_line = "resize them, each by itself, before they are stored; of a folder, give --input-shape 3,32,32"
+        raise input_error("LIP403", message, help_line)
     if labels is None or labels.min() < 0 or labels.max() < 1:
         raise input_error("LIP403", "the labels of the test part are no class numbers from 0 on, two at least")
     return Facts(shape, examples, int(labels.max()) + 1)
