@@ -124,7 +124,7 @@ def export_onnx(
     from lipcompile.emitters.onnx.emit import save, to_onnx
 
     backend = find()
-    document = _document(module)
+    document = document_in(module)
     graph = graph_of(document)
     single = _in_single_precision(module, graph, backend)
     norms = backend.deployment.norms_in_sets(single)
@@ -151,7 +151,8 @@ def export_onnx(
 # The module
 
 
-def _document(module: Any) -> Mapping[str, Any]:
+def document_in(module: Any) -> Mapping[str, Any]:
+    """Return the certificate that a module carries; raises InputError (LIP520, LIP521)."""
     certificate = getattr(module, "certificate", None)
     if not isinstance(certificate, Mapping) or certificate.get("schema") != SCHEMA:
         message = "the module carries no certificate of its graph"

@@ -41,17 +41,53 @@ def images_in(
             or no image is one to train or to test on.
         OSError: a file cannot be read.
     """
-    root = Path(folder)
-    inner = sorted(path.name for path in root.iterdir() if path.is_dir())
-    if set(inner) == set(_PARTS):
-        classes = sorted({path.name for part in _PARTS for path in (root / part).iterdir() if path.is_dir()})
+    root, classes = Path(folder), class_names(folder)
+    if set(_folders(root)) == set(_PARTS):
         train, test = (_read(root / part, classes, colours, size)[:2] for part in _PARTS)
     else:
-        x, y, held_out = _read(root, inner, colours, size)
+        x, y, held_out = _read(root, classes, colours, size)
         if held_out.all() or not held_out.any():
             raise DataError(f"{root} has too few images to hold some out: put them into folders train and test")
         train, test = ((x[rows], y[rows]) for rows in (~held_out, held_out))
     return {"x_train": train[0], "y_train": train[1], "x_test": test[0], "y_test": test[1]}
+
+
+def class_names(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the classes of a folder of images, see `images_in`, in the order of their numbers."""
+    root = Path(folder)
+    inner = _folders(root)
+    return (
+        sorted({name for part in _PARTS for name in _folders(root / part)}) if set(inner) == set(_PARTS) else inner
+    )
+
+
+def _folders(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.is_dir())
+
+
+def images_below(
+    path: str | os.PathLike[str], colours: bool | None = None, size: tuple[int, int] | None = None
+) -> tuple[list[str], NDArray[np.uint8]]:
+    """Read an image, or all images of a folder and of those in it; the names of classes mean nothing here.
+
+    Returns:
+        their paths, and uint8 [N, H, W] or [N, H, W, 3]; arguments and exceptions are those of `images_in`.
+    """
+    root = Path(path)
+    inside = root.rglob("*") if root.is_dir() else [root]
+    found = sorted(image for image in inside if image.suffix.lower() in _ENDINGS)
+    if not found:
+        raise DataError(f"{root} has no images: their names end in {', '.join(sorted(_ENDINGS))}")
+    return [str(image) for image in found], _alike(root, [_image(image, colours, size) for image in found])
+
+
+def _alike(root: Path, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Return the images in one array; raises DataError where they have several shapes."""
+    if len({image.shape[:2] for image in images}) > 1:
+        raise DataError(f"the images in {root} have different sizes: {_SHAPE}")
+    if len({image.ndim for image in images}) > 1:
+        raise DataError(f"some of the images in {root} are grey and some are coloured: {_SHAPE}")
+    return np.stack(images)
 
 
 def _read(
@@ -66,13 +102,9 @@ def _read(
     ]
     if len(classes) < 2 or not found:
         raise DataError(f"{root} has no folders of images: put the images of each class into one folder")
-    images = [_image(path, colours, size) for path, _ in found]
-    if len({image.shape[:2] for image in images}) > 1:
-        raise DataError(f"the images in {root} have different sizes: {_SHAPE}")
-    if len({image.ndim for image in images}) > 1:
-        raise DataError(f"some of the images in {root} are grey and some are coloured: {_SHAPE}")
+    images = _alike(root, [_image(path, colours, size) for path, _ in found])
     numbers = np.array([number for _, number in found], dtype=np.int64)
-    return np.stack(images), numbers, np.array([_is_held_out(path.relative_to(root)) for path, _ in found])
+    return images, numbers, np.array([_is_held_out(path.relative_to(root)) for path, _ in found])
 
 
 def _is_held_out(path: Path) -> bool:

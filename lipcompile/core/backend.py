@@ -67,6 +67,18 @@ class Data(Protocol):
     ) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
         """Return the shape of an example, how many train, and the test part's whole labels; raises DataError."""
 
+    def load_inputs(
+        self,
+        path: Path,
+        input_shape: tuple[int, ...],
+        tokens: Vocabulary | None = None,
+        parts: Sequence[tuple[str, tuple[int, ...]]] = (),
+    ) -> tuple[list[str], NDArray[Any]]:
+        """Return the names and inputs of examples without labels; raises DataError."""
+
+    def class_names(self, path: Path) -> list[str]:
+        """Return the names of the classes that data say, in their order."""
+
     def split_rows(self, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return which of so many rows to train on, and which to hold out."""
 
@@ -131,6 +143,9 @@ class Robustness(Protocol):
 
     def load_examples(self, module: Any, path: Path) -> tuple[Any, Any]:
         """Return the inputs and labels of a data file."""
+
+    def outputs_of(self, module: Any, inputs: Any) -> Any:
+        """Return what a module says of inputs, in evaluation mode."""
 
     def certify(self, module: Any, inputs: Any, targets: Any, radii: Any, config: Any, progress: Any) -> Any:
         """Return how many examples are right within each radius, proved and under attack."""

@@ -39,6 +39,7 @@ __all__ = [
     "certify",
     "load_examples",
     "load_weights",
+    "outputs_of",
 ]
 
 _STEP = 2.5  # all steps together reach this many radii

@@ -86,6 +86,38 @@ def load_test_npz(
     return _inputs(x, input_shape, None, "test inputs"), _targets(y, len(x), classes, "test labels")
 
 
+def load_inputs(
+    path: str | os.PathLike[str],
+    input_shape: tuple[int, ...],
+    tokens: int | Sequence[int] | None = None,
+    parts: Parts = (),
+) -> tuple[list[str], NDArray[Any]]:
+    """Read examples without labels; returns their names, which are paths of images or row numbers, and inputs.
+
+    Args:
+        path: of an image, of a folder with images at any depth, or of an .npz file with an array x or X (or
+            x_test; or one array alone), or with the inputs by name.
+        input_shape, tokens, parts: as of `load_npz`.
+
+    Raises:
+        DataError, OSError: as `load_npz`.
+    """
+    if Path(path).is_dir() or Path(path).suffix != ".npz":
+        names, images = sources.images_below(path, *_pixels(input_shape))
+        return names, _inputs(images, input_shape, tokens, "images")
+    arrays = _joined(_read(path, input_shape), parts, whole=tokens is not None)
+    named = next((name for name in ("x", "X", "x_test") if name in arrays), None)
+    if named is None and len(arrays) != 1:
+        raise DataError(f"the file has arrays {', '.join(sorted(arrays)) or '(none)'}: name that of the inputs x")
+    x = _inputs(arrays[named] if named else next(iter(arrays.values())), input_shape, tokens, "inputs")
+    return [str(row) for row in range(len(x))], x
+
+
+def class_names(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the classes of a folder of images, in the order of their numbers; of arrays none."""
+    return sources.class_names(path) if Path(path).is_dir() else []
+
+
 def items_of(dataset: Any, seeded: bool = False) -> tuple[Given, NDArray[Any]]:
     """Return inputs and labels as `sources.items_of` does, augmented from secret seeds.
 

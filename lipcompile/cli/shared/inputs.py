@@ -47,7 +47,7 @@ def reading(path: Path) -> Iterator[None]:
 def arrays_of(path: Path, graph: Graph, backend: Backend) -> Any:
     """Read data for a model with a loss; raises InputError (LIP402, LIP403)."""
     with reading(path):
-        return backend.data.load_npz(path, *_expected(graph))
+        return backend.data.load_npz(path, *expected(graph))
 
 
 def checked(data: Any, graph: Graph, backend: Backend) -> Any:
@@ -72,10 +72,10 @@ def checked(data: Any, graph: Graph, backend: Backend) -> Any:
             raise DataError(
                 "the arrays of a list have different types of numbers, by which all are scaled: convert each"
             )
-    return backend.data.from_arrays(arrays, *_expected(graph))
+    return backend.data.from_arrays(arrays, *expected(graph))
 
 
-def _expected(graph: Graph) -> tuple[Any, ...]:
+def expected(graph: Graph) -> tuple[Any, ...]:
     """Return what data are checked against: the shape of an example, its classes, tokens, and inputs."""
     return graph.input.shape, _classes(graph), vocabulary(graph), graph.input.parts
 
@@ -101,7 +101,7 @@ def admissible(attack: Any, graph: Graph) -> Any:
 
 
 # The files of a folder of `train`.
-MODULE, LEDGER, CHECKPOINT = "model.py", "ledger.jsonl", "checkpoint.pt"
+MODULE, LEDGER, CHECKPOINT, CLASSES = "model.py", "ledger.jsonl", "checkpoint.pt", "classes.json"
 _HELP = "give the .py file that `lipcompile compile MODEL -o FILE.py` writes, or the folder of `train`"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import platform
 import re
@@ -25,7 +26,7 @@ from lipcompile_privacy.errors import (
     SamplingError,
 )
 
-from lipcompile.cli.shared.inputs import CHECKPOINT, LEDGER, MODULE, arrays_of
+from lipcompile.cli.shared.inputs import CHECKPOINT, CLASSES, LEDGER, MODULE, arrays_of
 from lipcompile.cli.shared.output import complain, write_text
 from lipcompile.cli.shared.progress import Watch, accuracy
 from lipcompile.core.backend import Backend, instantiate
@@ -100,7 +101,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
     assert run.derivation.analysis is not None
     keep_freed_memory()
     arrays = arrays_of(run.data, run.derivation.analysis.graph, backend)
-    examples = len(arrays.x_train)
+    examples, names = len(arrays.x_train), backend.data.class_names(run.data)
     settings = {
         **run.settings,
         "batch_size": run.settings["batch_size"] or default_batch(run.derivation, examples),
@@ -108,7 +109,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
     _check_settings(run, settings, examples)
     text = text_of_run(run.output, run.text, resume=run.resume)
     watch = Watch(run.settings["epochs"])
-    with _as_diagnostics(lambda: watch.began), _folder(run, text, lambda: watch.began):
+    with _as_diagnostics(lambda: watch.began), _folder(run, text, names, lambda: watch.began):
         module = drawn(run.output / MODULE, text, settings.get("seed"))
         check_targets(module, arrays)
         tell_clipped(module, arrays.x_train)
@@ -206,13 +207,15 @@ def _unstarted(text: str) -> str:
 
 
 @contextmanager
-def _folder(run: TrainingRun, text: str, began: Any) -> Iterator[None]:
-    """Make the folder and the module in it; take back what was made if training does not begin."""
+def _folder(run: TrainingRun, text: str, names: list[str], began: Any) -> Iterator[None]:
+    """Make the folder, the module and the names of classes in it; take them back if training does not begin."""
     new = [path for path in (run.output, *run.output.parents) if not path.exists()]
-    fresh = [name for name in (MODULE, LEDGER, CHECKPOINT) if not (run.output / name).exists()]
+    fresh = [name for name in (MODULE, LEDGER, CHECKPOINT, CLASSES) if not (run.output / name).exists()]
     run.output.mkdir(parents=True, exist_ok=True)
     try:
         write_text(run.output / MODULE, text)
+        if names:
+            write_text(run.output / CLASSES, json.dumps(names, ensure_ascii=False))
         yield
     finally:
         if not began():

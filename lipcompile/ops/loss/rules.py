@@ -288,6 +288,8 @@ def cosine(num: Numbers[N], loss: Cosine, shape: Shape, logits: Extent[N]) -> N:
 
 CLASS = "a class index"
 SIGN = "-1 or 1"
+SHARE = "a number from 0 to 1"
+SHARES = "a number from 0 to 1 for each output"
 
 LOSSES: tuple[AnyLoss, ...] = (
     Loss("cross_entropy", CrossEntropy, check_cross_entropy, cross_entropy, CLASS, "loss.md#cross-entropy"),
@@ -309,13 +311,13 @@ LOSSES: tuple[AnyLoss, ...] = (
         "loss.md#cross-entropy-of-tokens",
     ),
     Loss("nll", NoAttributes, several_classes, unit, CLASS, "loss.md#negative-log-likelihood"),
-    Loss("bce", Logistic, one_logit, binary_cross_entropy, "a number from 0 to 1", "loss.md#binary-cross-entropy"),
+    Loss("bce", Logistic, one_logit, binary_cross_entropy, SHARE, "loss.md#binary-cross-entropy"),
     Loss(
         "multilabel_bce",
         MultilabelBCE,
         any_numbers,
         multilabel_bce,
-        "a number from 0 to 1 for each output",
+        SHARES,
         "loss.md#binary-cross-entropy",
         reads=("entry",),
     ),
