@@ -43,6 +43,8 @@ def predict(run: Path, data: Path, weights: Path | None, output: Path | None) ->
       lipcompile predict run new_people.csv --output predicted.csv
     """
     of_network = run.suffix == ".py" or (run / MODULE).is_file()
+    if weights is not None and not of_network:
+        raise click.UsageError(f"--weights are those of a network, and `{run}` is none")
     lines = [*(_of_network(run, data, weights) if of_network else _of_table(run, data))]
     with nullcontext(sys.stdout) if output is None else output.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(lines)

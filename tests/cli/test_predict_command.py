@@ -102,6 +102,8 @@ def test_what_cannot_be_predicted_is_refused(capsys: Capture) -> None:
     assert run("predict m.py other.npz --weights m.pt --output found.csv") == 2
     assert "name that of the inputs x" in capsys.readouterr().err
     assert not Path("found.csv").exists()
+    assert run("predict new.npz new.npz --weights m.pt") == 2
+    assert "those of a network" in capsys.readouterr().err
     assert run("predict m.py . --weights m.pt") == 2
     assert "has no images" in capsys.readouterr().err
     pixels = "model m { input x: tensor[3, 4, 4], norm <= 1\n conv2d(2, kernel=1)\n loss pixel_cross_entropy }\n"
