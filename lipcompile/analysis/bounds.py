@@ -84,6 +84,7 @@ def derive(
     slope.run(num.of(1), "l", "Lipschitz constant of the output in")
     kappa = {node.name: _kappas(node, graph, num, forward) for node in graph.nodes}
     gradient = _gradients(graph, num, kappa, backward)
+    proved = [bound for name, bound in gradient.items() if graph.clip_of(name) is None]
     return Bounds(
         norm={name: extent.norm for name, extent in forward.extent.items()},
         extent=forward.extent,
@@ -94,7 +95,7 @@ def derive(
         slope=slope.bound,
         gradient=gradient,
         loss_lipschitz=constant,
-        total=root_of_squares(num, _sensitivities(graph, num, gradient)),
+        total=root_of_squares(num, [*proved, *(num.of(group.length) for group in graph.clips)]),
     )
 
 
@@ -141,16 +142,15 @@ class _Forward(Generic[N]):
         self.extent[source.name] = Extent(norm, norm, norm)
         for node in self._graph.nodes:
             x = [self.extent[operand] for operand in node.inputs]
-            theta = self.theta[node.name] = self._theta(node)
-            self.gain[node.name] = self._gains(node, x, theta)
+            theta = {role: self._bound_of(node, role, name) for role, name in node.parameters.items()}
+            self.theta[node.name] = theta
+            gains = node.op.lipschitz
+            self.gain[node.name] = [num.unbounded()] * len(x) if gains is None else gains(num, node.site, x, theta)
             self._branch[node.name] = self._branch_bound(node, theta)
             self.extent[node.name] = self._extent(node, x, theta)
 
-    def _theta(self, node: Node) -> Mapping[str, N]:
-        """Bounds of the node's parameters: as they are, where that is given, else from their constraints."""
-        return {role: self._bound_of(node, role, name) for role, name in node.parameters.items()}
-
     def _bound_of(self, node: Node, role: str, name: str) -> N:
+        """Bound of a parameter: as it is, where that is given, else from its constraint."""
         rule, constraint = node.op.parameter(role), self._graph.parameters[name].constraint
         # The norm of its longest row is none of the matrix, and that of a kernel is one at the size of its input.
         of_size = constraint.kind == "free" and node.op.axes == "channels"
@@ -162,11 +162,6 @@ class _Forward(Generic[N]):
         if constraint.kind == "free" and rule.is_constrained:
             return self._num.symbol(f"u_{self._letters[name]}", None, f"norm of {name}, which nothing constrains")
         return rule.operator_norm(self._num, node.site, constraint)
-
-    def _gains(self, node: Node, x: Sequence[Extent[N]], theta: Mapping[str, N]) -> Sequence[N]:
-        if node.op.lipschitz is None:
-            return [self._num.unbounded()] * len(x)
-        return node.op.lipschitz(self._num, node.site, x, theta)
 
     def _extent(self, node: Node, x: Sequence[Extent[N]], theta: Mapping[str, N]) -> Extent[N]:
         num, op = self._num, node.op
@@ -277,12 +272,6 @@ def _gradients(
         else num.of(group.length)
         for name, found in uses.items()
     }
-
-
-def _sensitivities(graph: Graph, num: Numbers[N], gradient: Mapping[str, N]) -> list[N]:
-    """Return K of each parameter that no group has, and C of each group."""
-    proved = [bound for name, bound in gradient.items() if graph.clip_of(name) is None]
-    return [*proved, *(num.of(group.length) for group in graph.clips)]
 
 
 def _added_up(num: Numbers[N], uses: Sequence[tuple[Node, N]], backward: _Backward[N]) -> N:

@@ -41,13 +41,11 @@ def _fused(use: LossUse | None, last: Node) -> LossUse | None:
     With y = x - ln Σe^x: -y_c is the cross entropy of x, and the cross entropy of τy is that of τx, since
     softmax(τx - c) = softmax(τx). The two apart would have √K·S times the constant of the loss (softmax.md).
     """
-    if use is None or last.op.name != "log_softmax" or not _is_along_classes(use, last):
+    if use is None or last.op.name != "log_softmax":
+        return None
+    rank = len(last.shape)
+    if feature_axis(last.attributes.axis, last.shape) != class_axis(use.loss) % rank:  # not over the classes
         return None
     if use.loss.name == "nll":
         return replace(use, loss=LOSS_BY_NAME["cross_entropy"], attributes=CrossEntropy())
     return use if use.loss.name in _SHIFT_INVARIANT else None
-
-
-def _is_along_classes(use: LossUse, last: Node) -> bool:
-    """Whether each softmax is over the classes of the loss."""
-    return feature_axis(last.attributes.axis, last.shape) == class_axis(use.loss) % len(last.shape)

@@ -305,13 +305,6 @@ def scaled_norms(graph: Graph) -> Iterator[ScaledNorm]:
 def _multiplications(graph: Graph) -> dict[str, Node]:
     """Return, by their operands, multiplications with known numbers other than 0 that alone read them."""
     read = Counter([graph.output, *(name for node in graph.nodes for name in node.inputs)])
-    return {
-        node.inputs[0]: node
-        for node in graph.nodes
-        if node.op is SUM and len(node.inputs) == 1 and read[node.inputs[0]] == 1 and _is_number(node)
-    }
-
-
-def _is_number(node: Node) -> bool:
-    weight = node.attributes.weights[0]
-    return isinstance(weight, Fraction) and weight != 0
+    sums = [node for node in graph.nodes if node.op is SUM and len(node.inputs) == 1]
+    weights = {node.inputs[0]: (node, node.attributes.weights[0]) for node in sums if read[node.inputs[0]] == 1}
+    return {name: node for name, (node, weight) in weights.items() if isinstance(weight, Fraction) and weight != 0}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-
 import sympy
 
 from lipcompile.analysis.bounds import Bounds, derive
-from lipcompile.analysis.depth.regimes import growth
+from lipcompile.analysis.depth.regimes import growth, used
 from lipcompile.core.derivation import Analysis, Bound, Depth, LayerBounds, finite, largest
 from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.numbers.known import Definition, needed
 from lipcompile.numbers.simplify import extreme
 from lipcompile.numbers.symbolic import Formula, Symbolic
 
@@ -24,12 +20,20 @@ def analyse(graph: Graph) -> Analysis:
     certified = Certified()
     numbers = derive(graph, certified)
     layers = tuple(_layer(node.name, formulas, numbers) for node in graph.nodes)
-    used = _used_definitions(domain.definitions.values(), formulas)
+    # What occurs in a formula, and X_0.
+    shown = [
+        *formulas.norm.values(),
+        *formulas.cotangent.values(),
+        *formulas.gradient.values(),
+        formulas.total,
+        formulas.slope[graph.input.name],
+    ]
+    mentioned = [sympy.Symbol("X_0"), *(formula.expression for formula in shown)]
     slope = _bound(formulas.slope[graph.input.name], numbers.slope[graph.input.name])
     return Analysis(
         graph=graph,
         numbers=numbers,
-        definitions=tuple(_with_number(definition, certified.named) for definition in used),
+        definitions=used(mentioned, domain, certified),
         layers=layers,
         parameters={name: _bound(k, numbers.gradient[name]) for name, k in formulas.gradient.items()},
         loss_lipschitz=_bound(formulas.loss_lipschitz, numbers.loss_lipschitz),
@@ -75,24 +79,7 @@ def _bound(formula: Formula, number: Interval) -> Bound:
     return Bound(formula.expression, finite(number.upper))
 
 
-def _with_number(definition: Definition, named: Mapping[str, Interval]) -> Definition:
-    known = named.get(definition.name)
-    return definition if known is None else replace(definition, upper=finite(known.upper))
-
-
 def _largest(bounds: list[Bound]) -> Bound:
     if all(bound.expression == bounds[0].expression for bound in bounds):
         return bounds[0]
     return Bound(extreme(sympy.Max, (bound.expression for bound in bounds)), largest(bounds))
-
-
-def _used_definitions(definitions: Iterable[Definition], formulas: Bounds[Formula]) -> list[Definition]:
-    """Keep the names that occur in a formula, directly or through another name, and X_0, in their order."""
-    shown = [
-        *formulas.norm.values(),
-        *formulas.cotangent.values(),
-        *formulas.gradient.values(),
-        formulas.total,
-        formulas.slope[next(iter(formulas.norm))],
-    ]
-    return needed([sympy.Symbol("X_0"), *(formula.expression for formula in shown)], definitions)

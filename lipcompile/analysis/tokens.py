@@ -27,16 +27,11 @@ def vocabulary(graph: Graph) -> Vocabulary | None:
     if not tables:
         return None
     found = [max(node.attributes.entries for node in tables)] * prod(graph.input.shape)
-    read = _entries_of_values(graph)
+    read = _moved(graph)
     for node in tables:
-        for entry in read[node.inputs[0]]:
+        for entry in read[node.inputs[0]].reshape(-1).tolist():
             found[entry] = min(found[entry], node.attributes.entries)
     return found[0] if len(set(found)) == 1 else tuple(found)
-
-
-def _entries_of_values(graph: Graph) -> dict[str, list[int]]:
-    """Return which entries of the input each value that has tokens holds."""
-    return {name: array.reshape(-1).tolist() for name, array in _moved(graph).items()}
 
 
 def _moved(graph: Graph) -> dict[str, Array]:

@@ -97,25 +97,15 @@ def useless(analysis: Analysis, helps: Callable[[Graph, float], bool]) -> Iterat
     if not proves(analysis.graph):
         return
     total, loss = analysis.total.value, analysis.loss_lipschitz.value
+    given = {one.name: one.upper for one in analysis.definitions if one.expression is None}
     if total is None:
-        if _overflows(analysis):
+        if analysis.graph.loss is not None and None not in given.values():  # only the product is not known
             message = "vacuous: the bound of the whole gradient is too large for a double"
             yield Diagnostic("LIP310", message, _help(analysis, helps), Severity.NOTE)
         return
-    unit = (loss or 0.0) * max(1.0, _input_norm(analysis))
+    unit = (loss or 0.0) * max(1.0, given.get("X_0") or 0.0)
     if 0 < unit * LARGEST_USEFUL < total:
         yield _note(analysis, total / unit, _help(analysis, helps))
-
-
-def _overflows(analysis: Analysis) -> bool:
-    """Whether all numbers of the model are known, and only their product is not."""
-    given = [definition for definition in analysis.definitions if definition.expression is None]
-    return analysis.graph.loss is not None and all(definition.upper is not None for definition in given)
-
-
-def _input_norm(analysis: Analysis) -> float:
-    """X_0, or 0 for tokens."""
-    return next((found.upper for found in analysis.definitions if found.name == "X_0" and found.upper), 0.0)
 
 
 def _help(analysis: Analysis, helps: Callable[[Graph, float], bool]) -> str:

@@ -88,6 +88,10 @@ class Node:
         """Whether it draws random numbers in training."""
         return self.op.draws(self.attributes)
 
+    def reading(self, old: str, new: str) -> Node:
+        """Return the node with another value in the place of one that it reads."""
+        return replace(self, inputs=tuple(new if name == old else name for name in self.inputs))
+
     def diagnostic(
         self,
         code: str,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from lipcompile.analysis.bounds import derive
 from lipcompile.analysis.changes import scale, structure
@@ -33,6 +34,10 @@ _WORK, _FEWEST = 40_000, 3
 _LARGE = 2_000
 
 
+# A family, its edits to try one by one, and whether to try all of them together too.
+_Planned = tuple[Family, Sequence[Edit], bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A change of the model and the bound of the whole gradient, √ΣK², after it.
@@ -51,6 +56,10 @@ class Change:
     gain: float | None = None
 
 
+# An edit, and what it changes.
+_Tried = tuple[Edit, Change]
+
+
 def changes(graph: Graph, progress: Progress | None = None, measure: Measure | None = None) -> tuple[Change, ...]:
     """Return the changes that make the total smaller, the most effective first: at most twelve, six of a kind.
 
@@ -59,13 +68,18 @@ def changes(graph: Graph, progress: Progress | None = None, measure: Measure | N
     returned where the total is not known, as without an input norm or a loss.
     """
     before = derive(graph, Certified())
-    if not _is_known(before.total):
+    # One that no double holds is as good as known, if it is positive.
+    if not math.isfinite((before.total / before.total).upper):
         return ()
     shares = {name: (bound / before.total).upper for name, bound in before.gradient.items()}
-    subject = Subject(graph, shares, before.loss_lipschitz.upper)
-    found = list(_tried(_plan(subject), _Trial(graph, before.total, progress)))
-    ranked = [one.change for one in found] if measure is None else _measured(found, graph, measure, progress)
-    return _best(sorted(ranked, key=_rank))
+    plan = list(_plan(Subject(graph, shares, before.loss_lipschitz.upper)))
+    found = list(_tried(graph, before.total, plan, progress))
+    ranked = [change for _, change in found] if measure is None else _measured(found, graph, measure, progress)
+    kept: list[Change] = []
+    for change in sorted(ranked, key=_rank):
+        if sum(other.kind == change.kind for other in kept) < _MOST_OF_A_KIND:
+            kept.append(change)
+    return tuple(kept[:_MOST])
 
 
 def _rank(change: Change) -> tuple[bool, float, float]:
@@ -78,46 +92,25 @@ def _measured(found: Sequence[_Tried], graph: Graph, measure: Measure, progress:
     """Return changes with their gains, as far as they can be measured."""
     before = measure(graph)
     if not before:
-        return [one.change for one in found]
+        return [change for _, change in found]
     measured = []
-    for done, one in enumerate(found, start=1):
-        changed = applied(graph, one.edit.patch)
+    for done, (edit, change) in enumerate(found, start=1):
+        changed = applied(graph, edit.patch)
         after = None if changed is None else measure(changed)
-        measured.append(replace(one.change, gain=None if after is None else after / before))
+        measured.append(replace(change, gain=None if after is None else after / before))
         if progress is not None:
-            progress(one.edit.place, done, len(found))
+            progress(edit.place, done, len(found))
     return measured
 
 
-def _best(ranked: Sequence[Change]) -> tuple[Change, ...]:
-    kept: list[Change] = []
-    for change in ranked:
-        if sum(other.kind == change.kind for other in kept) < _MOST_OF_A_KIND:
-            kept.append(change)
-    return tuple(kept[:_MOST])
-
-
-def _is_known(total: Interval) -> bool:
-    """Whether an enclosure is of a positive number; one that no double holds is as good."""
-    return math.isfinite((total / total).upper)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A family, its edits to try one by one, and whether to try all of them together too."""
-
-    family: Family
-    single: Sequence[Edit]
-    together: bool
-
-
-def _plan(subject: Subject) -> list[_Plan]:
-    """Return what is to be tried."""
+def _plan(subject: Subject) -> Iterator[_Planned]:
+    """Yield what is to be tried."""
     kinds = (scale.families, structure.families)
     families = [family for of in kinds for family in of(subject) if family.edits]
     nodes = len(subject.graph.nodes)
     most = max(_FEWEST, _WORK // (max(nodes, 1) * max(len(families), 1)))
-    return [_Plan(family, *_to_try(family, subject, most, large=nodes > _LARGE)) for family in families]
+    for family in families:
+        yield family, *_to_try(family, subject, most, large=nodes > _LARGE)
 
 
 def _to_try(family: Family, subject: Subject, most: int, *, large: bool) -> tuple[Sequence[Edit], bool]:
@@ -135,56 +128,32 @@ def _to_try(family: Family, subject: Subject, most: int, *, large: bool) -> tupl
     return sorted(dominating, key=subject.rank)[:most], True
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """An edit, and what it changes."""
+def _tried(
+    graph: Graph, before: Interval, plan: Sequence[_Planned], progress: Progress | None
+) -> Iterator[_Tried]:
+    """Yield the best single change of each family, and that of all places if it does more."""
+    planned, done = sum(len(single) + together for _, single, together in plan), count(1)
 
-    edit: Edit
-    change: Change
-
-    @property
-    def factor(self) -> float:
-        """Total after / total before."""
-        return self.change.factor
-
-
-@dataclass(slots=True)
-class _Trial:
-    """Derives the bound of one changed graph after the other."""
-
-    graph: Graph
-    before: Interval
-    progress: Progress | None
-    planned: int = 0
-    done: int = 0
-
-    def __call__(self, edit: Edit) -> _Tried | None:
+    def trial(edit: Edit) -> Change | None:
         """Return what an edit changes; None if it cannot be made, or makes nothing smaller."""
-        changed = applied(self.graph, edit.patch)
-        found = None if changed is None else self._change(edit, derive(changed, Certified()).total)
-        self.done += 1
-        if self.progress is not None:
-            self.progress(edit.place, self.done, self.planned)
-        return None if found is None else _Tried(edit, found)
-
-    def _change(self, edit: Edit, total: Interval) -> Change | None:
-        factor = (total / self.before).upper
-        if not math.isfinite(total.upper) or factor >= 1 - NO_CHANGE:
+        changed = applied(graph, edit.patch)
+        total = None if changed is None else derive(changed, Certified()).total
+        if progress is not None:
+            progress(edit.place, next(done), planned)
+        factor = math.inf if total is None else (total / before).upper
+        if total is None or not math.isfinite(total.upper) or factor >= 1 - NO_CHANGE:
             return None
         return Change(edit.kind, edit.place, edit.description, total.upper, factor)
 
-
-def _tried(plans: Sequence[_Plan], trial: _Trial) -> Iterator[_Tried]:
-    """Yield the best single change of each family, and that of all places if it does more."""
-    trial.planned = sum(len(plan.single) + plan.together for plan in plans)
-    for plan in plans:
-        single = [found for found in map(trial, plan.single) if found is not None]
-        best = min(single, key=lambda found: found.factor, default=None)
+    for family, single, together in plan:
+        found = [(edit, change) for edit in single if (change := trial(edit)) is not None]
+        best = min(found, key=lambda one: one[1].factor, default=None)
         if best is not None:
             yield best
-        every = trial(plan.family.together()) if plan.together else None
-        if every is not None and (best is None or every.factor < best.factor * (1 - NO_CHANGE)):
-            yield every
+        whole = family.together()
+        every = trial(whole) if together else None
+        if every is not None and (best is None or every.factor < best[1].factor * (1 - NO_CHANGE)):
+            yield whole, every
 
 
 # Shares

@@ -105,8 +105,9 @@ def rebuild(graph: Graph, replacements: Mapping[str, Replacement]) -> Graph | No
     try:
         for node in graph.nodes:
             made = _again(node, replacements.get(node.name), tuple(shapes[name] for name in node.inputs))
-            if made is not node:
-                _check_kept(made, graph.parameters)
+            kept = (graph.parameters[name] for name in made.parameters.values())
+            if made is not node and any(parameter.constraint.method for parameter in kept):
+                return None  # a norm that was certified of another map
             nodes.append(made)
             shapes[node.name] = made.shape
         parameters = _parameters(graph.parameters, nodes)
@@ -124,12 +125,6 @@ def _again(node: Node, replacement: Replacement | None, inputs: tuple[Shape, ...
         raise Refusal("LIP102", "the repeated part keeps its shape")
     op, attributes = replacement or (node.op, node.attributes)
     return replace(node, op=op, attributes=attributes, site=Site(attributes, inputs, op.shape(attributes, inputs)))
-
-
-def _check_kept(node: Node, parameters: Mapping[str, Parameter]) -> None:
-    for name in node.parameters.values():
-        if parameters[name].constraint.method:
-            raise Refusal("LIP308", f"the norm of `{name}` was certified for another map")
 
 
 def _parameters(declared: Mapping[str, Parameter], nodes: Iterable[Node]) -> dict[str, Parameter]:
@@ -165,14 +160,10 @@ def put_behind(
         site = Site(attributes, (shape,), op.shape(attributes, (shape,)))
         made.append(Node(names.fresh(f"{value}_{suffix}"), op, attributes, (current,), site, {}))
         current = made[-1].name
-    nodes = [_reading(node, value, current) if node.name in readers else node for node in graph.nodes]
+    nodes = [node.reading(value, current) if node.name in readers else node for node in graph.nodes]
     place = next((i for i, node in enumerate(graph.nodes, start=1) if node.name == value), 0)
     output = current if as_output else graph.output
     return replace(graph, nodes=(*nodes[:place], *made, *nodes[place:]), output=output)
-
-
-def _reading(node: Node, old: str, new: str) -> Node:
-    return replace(node, inputs=tuple(new if name == old else name for name in node.inputs))
 
 
 def is_refused(graph: Graph) -> bool:

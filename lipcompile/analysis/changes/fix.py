@@ -14,7 +14,7 @@ from typing import Literal
 from lipcompile.analysis.changes import layers
 from lipcompile.analysis.changes.edit import NO_CHANGE, is_refused
 from lipcompile.analysis.changes.layers import Changed
-from lipcompile.analysis.usefulness import USEFUL, Aim, Standing, standing, with_norm_and_loss
+from lipcompile.analysis.usefulness import USEFUL, Aim, Standing, standing
 from lipcompile.core.graph import Graph
 
 
@@ -70,7 +70,6 @@ class Left:
 class Fixed:
     """A graph after its changes. total: of its whole gradient. useful: whether the aim is reached.
 
-    assumed: that the graph declares no input norm or no loss, and that totals are those for X_0 = 1 and L = 1.
     target: the total that was aimed at, None for a useful one. excess: total over a typical gradient, if measured.
     """
 
@@ -79,7 +78,6 @@ class Fixed:
     left: tuple[Left, ...]
     total: float
     useful: bool
-    assumed: bool
     target: float | None = None
     excess: float | None = None
 
@@ -110,8 +108,7 @@ def fixed(
             graph, before = changed.graph, aim.judged(changed.graph, after)
         else:
             left.append(Left(kind, changed.places, after.total, changed.not_made))
-    assumed = with_norm_and_loss(graph) is not graph
-    return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, assumed, aim.target, before.excess)
+    return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, aim.target, before.excess)
 
 
 def helps(graph: Graph, total: float) -> bool:

@@ -17,7 +17,6 @@ from lipcompile.core.record import (
     Constraint,
     Inputs,
     ParameterRule,
-    Shape,
     Site,
     Theta,
     scaled_by_lipschitz,
@@ -26,7 +25,7 @@ from lipcompile.numbers import Count, N, Numbers, Step
 from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.polynomial import Polynomial, Polynomials, without_root
 from lipcompile.numbers.step import value
-from lipcompile.ops.rules import plain
+from lipcompile.ops.rules import plain, same_shape
 
 # The sides of a minimum of different degrees to tell apart: see `Polynomials.saturated`.
 GROWING, SATURATED = False, True
@@ -121,7 +120,7 @@ def loop_op(loop: Loop) -> AnyOp:
     return plain(
         "loop",
         Loop,
-        _shape,
+        same_shape,
         "theory.md#repetition",
         norm=_norm,
         lipschitz=_lipschitz,
@@ -129,10 +128,6 @@ def loop_op(loop: Loop) -> AnyOp:
         dsl=(),
         draws=lambda loop: any(node.draws for node in loop.body.nodes),
     )
-
-
-def _shape(attributes: Loop, inputs: tuple[Shape, ...]) -> Shape:
-    return inputs[0]
 
 
 def _norm(num: Numbers[N], site: Site[Loop], x: Inputs[N], theta: Theta[N]) -> N:

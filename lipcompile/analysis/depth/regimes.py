@@ -6,7 +6,7 @@ norms and its Lipschitz constant l: the one bounds the gradients of late copies,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -80,6 +80,15 @@ def _differ(one: Loop, other: Loop) -> bool:
     return steps[0] != steps[1]
 
 
+def used(formulas: Iterable[Any], domain: Symbolic, certified: Certified) -> tuple[Definition, ...]:
+    """Return the names that formulas use, directly or through others, in their order, with certified numbers."""
+    named = certified.named
+    return tuple(
+        replace(one, upper=finite(named[one.name].upper)) if one.name in named else one
+        for one in needed(formulas, domain.definitions.values())
+    )
+
+
 class _Repeated:
     """The closed forms of a graph with loops."""
 
@@ -101,7 +110,7 @@ class _Repeated:
         total = Bound(_factored(self._formulas.total.expression), finite(self._numbers.total.upper))
         blocks = tuple(self._block(node) for node in self._loops)
         regimes = [block.regime for block in blocks]
-        orders, letter = self._growth(total.expression), self._letter()
+        orders, letter = self._growth(total.expression), str(*self._counts) if len(self._counts) == 1 else "T"
         told = [written(order, letter) + (f" if {case}" if case else "") for case, order in orders.items()]
         where = self._where(letter)
         return Depth(
@@ -146,7 +155,8 @@ class _Repeated:
 
     def _regime(self, *rates: Bound) -> str | None:
         """Return the regime; what is certified of open rates are upper ends, which only say that they contract."""
-        found, known = _larger_regime(*rates), Known(self._num.definitions)
+        values, known = [rate.value for rate in rates], Known(self._num.definitions)
+        found = None if None in values else _regime(max(value for value in values if value is not None))
         is_open = any(known.number(rate.expression) is None for rate in rates)
         return None if is_open and found != REGIMES[0] else found
 
@@ -160,19 +170,12 @@ class _Repeated:
         return {_X: entering.expression, _G: leaving.expression}
 
     def _definitions(self, blocks: Sequence[Block], total: Bound) -> tuple[Definition, ...]:
-        """Return the names that the formulas use, directly or through others, with their numbers."""
+        """Return the names that the formulas use, with their numbers."""
         formulas = [total.expression]
         for block in blocks:
             formulas += [block.count, block.input_norm, block.cotangent, block.total, *block.gradient.values()]
             formulas += [block.rate.expression, block.offset.expression, block.lipschitz.expression]
-        named = self._certified.named
-        return tuple(
-            replace(one, upper=finite(named[one.name].upper)) if one.name in named else one
-            for one in needed(formulas, self._num.definitions.values())
-        )
-
-    def _letter(self) -> str:
-        return str(min(self._counts, key=str)) if len(self._counts) == 1 else "T"
+        return used(formulas, self._num, self._certified)
 
     def _growth(self, total: Any) -> dict[str, Order]:
         """Return the order of the bound in the number of copies, by cases of the one rate that is open, if any.
@@ -261,12 +264,6 @@ def _bound(formula: Formula | None, number: Interval | None) -> Bound:
     if formula is None or number is None:
         return Bound(sympy.S.Zero, 0.0)
     return Bound(formula.expression, finite(number.upper))
-
-
-def _larger_regime(rate: Bound, lipschitz: Bound) -> str | None:
-    if rate.value is None or lipschitz.value is None:
-        return None
-    return _regime(max(rate.value, lipschitz.value))
 
 
 def _regime(constant: float) -> str:

@@ -248,7 +248,8 @@ class _Rerolling:
         return nodes
 
     def _plain(self, index: int, length: int, source: str) -> Iterator[Node]:
-        yield from _reading(self.parts[index], self._entered(index), source)
+        entered = self._entered(index)
+        yield from (node.reading(entered, source) for node in self.parts[index])
         for segment in self.parts[index + 1 : index + length]:
             yield from segment
 
@@ -319,13 +320,3 @@ def _names(graph: Graph) -> frozenset[str]:
     """Return the names of values, and of the layers that parameters are named after."""
     owners = (name.partition(".")[0] for name in graph.parameters)
     return frozenset((graph.input.name, *(node.name for node in graph.nodes), *owners))
-
-
-def _reading(segment: Segment, entered: str, source: str) -> list[Node]:
-    """Return the nodes of a segment with another value instead of the one that they read."""
-    if entered == source:
-        return list(segment)
-    return [
-        replace(node, inputs=tuple(source if operand == entered else operand for operand in node.inputs))
-        for node in segment
-    ]
