@@ -16,7 +16,7 @@ from lipcompile.core.record import AnyOp, Constraint, NoAttributes, Shape
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.linear.rules import Dense
 from lipcompile.ops.loss.rules import CrossEntropy
-from lipcompile.ops.pointwise.rules import unbounded
+from lipcompile.ops.rules import unbounded
 from lipcompile.ops.shape.rules import ClipNorm, Reshape
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME, OPS
 

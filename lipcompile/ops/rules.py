@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from lipcompile.core.record import (
     AnyOp,
@@ -76,10 +76,30 @@ def entry_of_input(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[
     return x[0].entry
 
 
+def one(num: Numbers[N], *_: Any) -> N:
+    """1."""
+    return num.of(1)
+
+
+def unbounded(num: Numbers[N], *_: Any) -> N:
+    """∞: nothing is known."""
+    return num.unbounded()
+
+
 class Gain(Protocol):
     """l of a map with X_out = l·X: all that its site says."""
 
     def __call__(self, num: Numbers[N], site: Site[Any], /) -> N: ...
+
+
+def scaled(gain: Gain, measure: Literal["norm", "row", "entry"]) -> NormRule[Any]:
+    """Return the rule of X_out = l·X, R_out = l·R or M_out = l·M for l = `gain`."""
+
+    def rule(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+        bound: N = getattr(x[0], measure)
+        return gain(num, site) * bound
+
+    return rule
 
 
 def plain(
@@ -129,17 +149,24 @@ def plain(
 
 
 def homogeneous(
-    name: str, attributes: type[Any], shape: ShapeRule[Any], proof: str, gain: Gain, **others: Any
+    name: str,
+    attributes: type[Any],
+    shape: ShapeRule[Any],
+    proof: str,
+    gain: Gain,
+    also: Sequence[Measure] = (),
+    **others: Any,
 ) -> AnyOp:
-    """Return the record of an op of one operand with X_out = l·X and l = `gain`; `others` as for `plain`."""
+    """Return the record of an op of one operand with X_out = l·X and l = `gain`; `others` as for `plain`.
 
-    def norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-        return gain(num, site) * x[0].norm
+    also: what l scales besides; l is the Lipschitz constant, too, unless `others` has it.
+    """
 
     def lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
         return [gain(num, site)]
 
-    return plain(name, attributes, shape, proof, norm=norm, lipschitz=lipschitz, **others)
+    others = {"lipschitz": lipschitz, **{measure: scaled(gain, measure) for measure in also}, **others}
+    return plain(name, attributes, shape, proof, norm=scaled(gain, "norm"), **others)
 
 
 class Elementwise(Protocol):

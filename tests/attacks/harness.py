@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lipcompile.core.record import AnyLoss, AnyOp, Constraint, Extent, Shape, Site
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.pointwise.rules import unbounded
+from lipcompile.ops.rules import unbounded
 
 SLACK = 1e-6  # what rounding in float64 may add
 SHRINK = Fraction(19, 20)  # what a mutant multiplies a constant by

@@ -20,7 +20,7 @@ from lipcompile.core.graph import Graph
 from lipcompile.core.record import NoAttributes
 from lipcompile.ops.activation.rules import GELU
 from lipcompile.ops.loss.rules import CrossEntropy
-from lipcompile.ops.pointwise.rules import unbounded
+from lipcompile.ops.rules import unbounded
 from tests.attacks.graphs import random_graph
 from tests.certified import losses, uses
 from tests.networks import Network

@@ -10,7 +10,16 @@ from typing import Any, Literal
 from lipcompile.core.record import AnyOp, Inputs, Shape, Site, Spelling, Theta
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar, text
-from lipcompile.ops.rules import Elementwise, Function, elementwise, entry_of_input, feature_axis, magnitude, plain
+from lipcompile.ops.rules import (
+    Elementwise,
+    Function,
+    elementwise,
+    entry_of_input,
+    feature_axis,
+    magnitude,
+    one,
+    plain,
+)
 from lipcompile.ops.schema import Axis
 
 
@@ -130,11 +139,6 @@ def _within(value: Scalar, name: str, low: Fraction, high: Fraction) -> None:
         raise Refusal("LIP104", f"`{name}` must be from {float(low):g} to {float(high):g}; it is {text(value)}")
 
 
-def unit(num: Numbers[N], attributes: Any) -> N:
-    """1."""
-    return num.of(1)
-
-
 def size_of(name: str) -> Elementwise:
     """|a|, a the attribute of this name."""
     return lambda num, attributes: magnitude(num, getattr(attributes, name))
@@ -191,11 +195,6 @@ def hard_swish_lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: 
     return [num.minimum(num.of(3) / 2, num.of(1) / 2 + x[0].entry / 3)]
 
 
-def whole(num: Numbers[N], attributes: Any, entry: N) -> N:
-    """1."""
-    return num.of(1)
-
-
 def selu_norm(num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
     """min(λα·X, λ·√(X² + c·n)), c the largest α²(1 - e^(-t))² - t²; for n = 1, max(λ·X, λα·(1 - e^(-X)))."""
     scale, steepest = num.of(Fraction("1.0507009873554805")), num.of(Fraction("1.7580993408473769"))
@@ -245,19 +244,19 @@ _SMOOTH, _JUMPS = "activation.md#smooth-activations", "activation.md#activations
 _GROUP_SORTS = (Spelling("groupsort"), Spelling("maxmin", preset=(("size", 2),)))
 
 OPS: tuple[AnyOp, ...] = (
-    elementwise("relu", Function(unit)),
+    elementwise("relu", Function(one)),
     elementwise("leaky_relu", Function(one_or_size_of("slope")), attributes=LeakyReLU),
-    elementwise("tanh", Function(unit, largest=unit)),
-    elementwise("sin", Function(unit, largest=unit)),
-    elementwise("cos", Function(unit, exact=cosine_norm)),
-    elementwise("atan", Function(unit, largest=constant("1.5707964"))),
-    elementwise("asinh", Function(unit)),
-    elementwise("erf", Function(constant("1.1283792"), largest=unit)),
-    elementwise("sigmoid", Function(constant("1/4"), constant("1/2"), unit)),
-    elementwise("softplus", Function(unit, log_two)),
-    elementwise("abs", Function(unit)),
+    elementwise("tanh", Function(one, largest=one)),
+    elementwise("sin", Function(one, largest=one)),
+    elementwise("cos", Function(one, exact=cosine_norm)),
+    elementwise("atan", Function(one, largest=constant("1.5707964"))),
+    elementwise("asinh", Function(one)),
+    elementwise("erf", Function(constant("1.1283792"), largest=one)),
+    elementwise("sigmoid", Function(constant("1/4"), constant("1/2"), one)),
+    elementwise("softplus", Function(one, log_two)),
+    elementwise("abs", Function(one)),
     elementwise("elu", Function(one_or_size_of("alpha")), attributes=ELU),
-    elementwise("celu", Function(unit), attributes=CELU, shape=celu_shape),
+    elementwise("celu", Function(one), attributes=CELU, shape=celu_shape),
     elementwise("selu", Function(constant("1.7580993408473769"), exact=selu_norm)),
     elementwise("gelu", Function(gelu_slope, share=gelu_share), attributes=GELU, proof=_SMOOTH, reads=("entry",)),
     elementwise(
@@ -273,22 +272,22 @@ OPS: tuple[AnyOp, ...] = (
     ),
     elementwise(
         "hard_sigmoid",
-        Function(size_of("slope"), size_of("offset"), unit),
+        Function(size_of("slope"), size_of("offset"), one),
         attributes=HardSigmoid,
         shape=hard_sigmoid_shape,
     ),
-    elementwise("softsign", Function(unit, exact=softsign_norm)),
+    elementwise("softsign", Function(one, exact=softsign_norm)),
     elementwise(
         "hardtanh",
-        Function(unit, exact=hardtanh_norm),
+        Function(one, exact=hardtanh_norm),
         attributes=Hardtanh,
         shape=hardtanh_shape,
         proof="activation.md#cutting-to-an-interval",
         dsl=(Spelling("hardtanh"), Spelling("clip"), Spelling("relu6", preset=(("low", 0), ("high", 6)))),
     ),
-    elementwise("sign", Function(None, largest=unit), proof=_JUMPS),
+    elementwise("sign", Function(None, largest=one), proof=_JUMPS),
     elementwise(
-        "hard_shrink", Function(None, share=whole), attributes=HardShrink, shape=hard_shrink_shape, proof=_JUMPS
+        "hard_shrink", Function(None, share=one), attributes=HardShrink, shape=hard_shrink_shape, proof=_JUMPS
     ),
     plain(
         "groupsort",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lipcompile.core.record import AnyOp, Inputs, NoAttributes, Shape, Site, Theta
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.rules import homogeneous, plain
+from lipcompile.ops.rules import homogeneous, one, plain
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -68,21 +68,7 @@ def hsv_row(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> 
     return num.sqrt(site.output[-1])
 
 
-def hsv_entry(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-    """M_out = 1."""
-    return num.of(1)
-
-
 OPS: tuple[AnyOp, ...] = (
     homogeneous("colour_space", ColourSpace, colour_shape, "colour.md#linear-colour-spaces", matrix_norm),
-    plain(
-        "hsv",
-        NoAttributes,
-        hsv_shape,
-        "colour.md#hsv",
-        norm=hsv_norm,
-        row=hsv_row,
-        entry=hsv_entry,
-        lipschitz=None,
-    ),
+    plain("hsv", NoAttributes, hsv_shape, "colour.md#hsv", norm=hsv_norm, row=hsv_row, entry=one, lipschitz=None),
 )

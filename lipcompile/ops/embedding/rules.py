@@ -9,7 +9,7 @@ from lipcompile.core.record import AnyOp, Inputs, Shape, Site, Theta
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops.linear.rules import stored_rule
-from lipcompile.ops.rules import plain
+from lipcompile.ops.rules import one, plain
 from lipcompile.ops.schema import Index
 
 
@@ -89,11 +89,6 @@ def joined_entry(num: Numbers[N], site: Site[ClassToken], x: Inputs[N], theta: T
     return num.maximum(x[0].entry, theta["tokens"])
 
 
-def tokens_kappa(num: Numbers[N], site: Site[ClassToken], x: Inputs[N], theta: Theta[N]) -> N:
-    """κ = 1."""
-    return num.of(1)
-
-
 CLASS_TOKEN = plain(
     "class_token",
     ClassToken,
@@ -102,7 +97,7 @@ CLASS_TOKEN = plain(
     norm=joined_norm,
     row=joined_row,
     entry=joined_entry,
-    parameters=(stored_rule("tokens", "ball", tokens_shape, tokens_kappa),),
+    parameters=(stored_rule("tokens", "ball", tokens_shape, one),),
     axes="placed",
 )
 

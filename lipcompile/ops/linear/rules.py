@@ -23,7 +23,7 @@ from lipcompile.core.record import (
 )
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.rules import plain
+from lipcompile.ops.rules import norm_of_input, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,6 @@ def positions(site: Site[BiasShape] | Site[Dense]) -> int:
 def position_count(site: Site[BiasShape] | Site[Dense]) -> Mapping[str, Condition]:
     """P."""
     return {"positions": positions(site)}
-
-
-def input_norm_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
-    """κ = X, for one position and for many: ‖gᵀh‖_F <= ‖g‖‖h‖."""
-    return x[0].norm
 
 
 def bias_kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
@@ -192,7 +187,8 @@ def _dense(name: str, proof: str, weight: Callable[[Dense, tuple[Shape, ...]], S
         entry=dense_row,
         lipschitz=weight_lipschitz,
         parameters=(
-            weight_rule(weight, input_norm_kappa, is_matrix=True),
+            # κ = X, for one position and for many: ‖gᵀh‖_F <= ‖g‖‖h‖.
+            weight_rule(weight, norm_of_input, is_matrix=True),
             bias_rule(lambda attributes, inputs: (attributes.features,), bias_kappa),
         ),
         conditions=position_count,

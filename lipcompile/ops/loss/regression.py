@@ -10,6 +10,7 @@ from typing import Any
 from lipcompile.core.record import AnyLoss, Extent, Loss, NoAttributes, Shape
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.loss.constants import Reduce, any_numbers, over_outputs
+from lipcompile.ops.rules import unbounded
 
 ONE = Fraction(1)
 
@@ -85,11 +86,6 @@ def smooth_l1(num: Numbers[N], loss: SmoothL1, shape: Shape, logits: Extent[N]) 
     return num.minimum(steepest, _residual(num, loss, loss.target_norm, shape, logits) / num.of(loss.beta))
 
 
-def own(num: Numbers[N], loss: NoAttributes, shape: Shape, logits: Extent[N]) -> N:
-    """∞: nothing is known of the function."""
-    return num.unbounded()
-
-
 def _residual(num: Numbers[N], loss: Huber | SmoothL1, target_norm: Scalar, shape: Shape, logits: Extent[N]) -> N:
     """X + Y for the sum, 1/K of it for the mean."""
     longest = logits.norm + num.of(target_norm)
@@ -109,5 +105,5 @@ LOSSES: tuple[AnyLoss, ...] = (
     _regression("absolute_error", AbsoluteError, absolute_error, "absolute-error", REAL),
     _regression("huber", Huber, huber, "huber", REAL),
     _regression("smooth_l1", SmoothL1, smooth_l1, "huber", REAL),
-    _regression("own", NoAttributes, own, "a-function-of-python", ANY),
+    _regression("own", NoAttributes, unbounded, "a-function-of-python", ANY),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN, AnyLoss, Extent, Loss, NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
@@ -21,6 +21,7 @@ from lipcompile.ops.loss.constants import (
     several_classes,
     table_of_logits,
 )
+from lipcompile.ops.rules import one
 from lipcompile.ops.schema import Label
 
 ONE = Fraction(1)
@@ -255,11 +256,6 @@ def multilabel_bce(num: Numbers[N], loss: MultilabelBCE, shape: Shape, logits: E
     return reduced if loss.normalise else temperature * reduced
 
 
-def unit(num: Numbers[N], loss: Any, shape: Shape, logits: Extent[N]) -> N:
-    """1: the derivative is 0 or ±1."""
-    return num.of(1)
-
-
 def hinge_kr(num: Numbers[N], loss: HingeKR, shape: Shape, logits: Extent[N]) -> N:
     """1 + α."""
     return 1 + num.of(loss.alpha)
@@ -310,7 +306,7 @@ LOSSES: tuple[AnyLoss, ...] = (
         CLASS_OF_PIXEL,
         "loss.md#cross-entropy-of-tokens",
     ),
-    Loss("nll", NoAttributes, several_classes, unit, CLASS, "loss.md#negative-log-likelihood"),
+    Loss("nll", NoAttributes, several_classes, one, CLASS, "loss.md#negative-log-likelihood"),
     Loss("bce", Logistic, one_logit, binary_cross_entropy, SHARE, "loss.md#binary-cross-entropy"),
     Loss(
         "multilabel_bce",
@@ -321,8 +317,8 @@ LOSSES: tuple[AnyLoss, ...] = (
         "loss.md#binary-cross-entropy",
         reads=("entry",),
     ),
-    Loss("hinge", Hinge, one_logit, unit, SIGN, "loss.md#margins"),
-    Loss("kr", NoAttributes, one_logit, unit, SIGN, "loss.md#margins"),
+    Loss("hinge", Hinge, one_logit, one, SIGN, "loss.md#margins"),
+    Loss("kr", NoAttributes, one_logit, one, SIGN, "loss.md#margins"),
     Loss("hkr", HingeKR, one_logit, hinge_kr, SIGN, "loss.md#margins"),
     Loss("multiclass_hinge", MulticlassHinge, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"),
     Loss("multiclass_kr", MulticlassKR, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"),

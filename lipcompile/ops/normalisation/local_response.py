@@ -13,7 +13,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.numbers.certified import Interval
 from lipcompile.numbers.rounding import round_up
-from lipcompile.ops.rules import plain
+from lipcompile.ops.rules import homogeneous
 
 _DIGITS = 12
 
@@ -60,19 +60,9 @@ def largest_factor(local: LocalResponse) -> Fraction:
     return round_up(Fraction(Interval(power).upper), _DIGITS)
 
 
-def local_response_norm(num: Numbers[N], site: Site[LocalResponse], x: Inputs[N], theta: Theta[N]) -> N:
-    """X_out = k^-β·X."""
-    return num.of(largest_factor(site.attributes)) * x[0].norm
-
-
-def local_response_row(num: Numbers[N], site: Site[LocalResponse], x: Inputs[N], theta: Theta[N]) -> N:
-    """R_out = k^-β·R."""
-    return num.of(largest_factor(site.attributes)) * x[0].row
-
-
-def local_response_entry(num: Numbers[N], site: Site[LocalResponse], x: Inputs[N], theta: Theta[N]) -> N:
-    """M_out = k^-β·M."""
-    return num.of(largest_factor(site.attributes)) * x[0].entry
+def response_gain(num: Numbers[N], site: Site[LocalResponse]) -> N:
+    """k^-β, of X, R and M."""
+    return num.of(largest_factor(site.attributes))
 
 
 def local_response_slope(num: Numbers[N], site: Site[LocalResponse], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
@@ -80,18 +70,17 @@ def local_response_slope(num: Numbers[N], site: Site[LocalResponse], x: Inputs[N
     beta = num.of(site.attributes.known()[1])
     others = min(site.attributes.size, site.output[0]) - 1
     slack = 2 * beta + 1 + 4 * num.sqrt((2 * beta + 1) * (beta + 1) / 3)
-    return [num.of(largest_factor(site.attributes)) * num.sqrt(1 + others * beta / slack)]
+    return [response_gain(num, site) * num.sqrt(1 + others * beta / slack)]
 
 
 OPS: tuple[AnyOp, ...] = (
-    plain(
+    homogeneous(
         "lrn",
         LocalResponse,
         local_response_shape,
         "normalisation.md#local-response",
-        norm=local_response_norm,
-        row=local_response_row,
-        entry=local_response_entry,
+        response_gain,
+        also=("row", "entry"),
         lipschitz=local_response_slope,
         axes="channels",
     ),

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from lipcompile.core.record import AnyOp, Inputs, NoAttributes, Shape, Site, Theta
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.rules import magnitude, plain, same_shape
+from lipcompile.ops.rules import magnitude, plain, same_shape, unbounded
 
 Truth = Literal["equal", "greater", "at_least", "is_nan", "is_infinite"]
 Rounding = Literal["truncated", "floor", "ceil", "round"]
@@ -68,11 +68,6 @@ def _of_size(num: Numbers[N], site: Site[Pointwise], x: Inputs[N], count: int, b
         return bounds[0]
     if function == "select":
         return num.sqrt(bounds[1] * bounds[1] + bounds[2] * bounds[2])
-    return num.unbounded()
-
-
-def unbounded(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> N:
-    """X_out = ∞."""
     return num.unbounded()
 
 

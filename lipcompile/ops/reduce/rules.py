@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from lipcompile.core.record import AnyOp, Inputs, NormRule, Shape, Site, Theta
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.rules import Gain, entry_of_input, homogeneous, plain, row_of_input
+from lipcompile.ops.rules import Gain, entry_of_input, homogeneous, one, plain, row_of_input, scaled
 
 
 class Reduction(Protocol):
@@ -101,22 +101,12 @@ def root(num: Numbers[N], site: Site[Reduction]) -> N:
     return num.sqrt(reduced(site))
 
 
-def entry_of_sum(num: Numbers[N], site: Site[Reduction], x: Inputs[N], theta: Theta[N]) -> N:
-    """M_out = n·M."""
-    return reduced(site) * x[0].entry
-
-
-def row_of_sum(num: Numbers[N], site: Site[Reduction], x: Inputs[N], theta: Theta[N]) -> N:
-    """R_out = n·R: a row of the output is the sum of n rows."""
-    return reduced(site) * x[0].row
+def number(num: Numbers[N], site: Site[Reduction]) -> N:
+    """n, of R and M: an entry of the output is the sum of n entries, and a row of n rows."""
+    return num.of(reduced(site))
 
 
 # Extremes
-
-
-def one(num: Numbers[N], site: Site[Reduction]) -> N:
-    """1."""
-    return num.of(1)
 
 
 def row_of_extreme(num: Numbers[N], site: Site[Reduction], x: Inputs[N], theta: Theta[N]) -> N:
@@ -133,11 +123,6 @@ def entry_of_norm(num: Numbers[N], site: Site[Reduction], x: Inputs[N], theta: T
     if not within_rows(site):
         return by_entry
     return num.minimum(by_entry, num.sqrt(reduced(site) // site.inputs[0][-1]) * x[0].row)
-
-
-def row_of_norm(num: Numbers[N], site: Site[Reduction], x: Inputs[N], theta: Theta[N]) -> N:
-    """R_out = √n·R: a row of the output is as long as n rows together."""
-    return num.sqrt(reduced(site)) * x[0].row
 
 
 # The logarithm of a sum of exponentials
@@ -169,19 +154,16 @@ class Kind:
 
     def op(self, name: str, attributes: type[Any]) -> AnyOp:
         """Return the record of a reduction of this kind."""
-
-        def norm(num: Numbers[N], site: Site[Reduction], x: Inputs[N], theta: Theta[N]) -> N:
-            return self.gain(num, site) * x[0].norm
-
-        row = rows(self.row, self.entry, norm)
+        row = rows(self.row, self.entry, scaled(self.gain, "norm"))
         return homogeneous(name, attributes, reduced_shape, self.proof, self.gain, row=row, entry=self.entry)
 
 
 MEAN = Kind("reduce.md#means-and-sums", inverse_root, row_of_input, entry_of_input)
-SUM = Kind("reduce.md#means-and-sums", root, row_of_sum, entry_of_sum)
+SUM = Kind("reduce.md#means-and-sums", root, scaled(number, "row"), scaled(number, "entry"))
 EXTREME = Kind("reduce.md#extremes", one, row_of_extreme, entry_of_input)
-EUCLIDEAN = Kind("reduce.md#norms", one, row_of_norm, entry_of_norm)
-MAGNITUDES = Kind("reduce.md#norms", root, row_of_sum, entry_of_sum)
+# A row of the output is as long as n rows together.
+EUCLIDEAN = Kind("reduce.md#norms", one, scaled(root, "row"), entry_of_norm)
+MAGNITUDES = Kind("reduce.md#norms", root, SUM.row, SUM.entry)
 
 OPS: tuple[AnyOp, ...] = (
     MEAN.op("reduce_mean", Reduce),

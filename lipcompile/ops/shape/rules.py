@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import prod
 
 from lipcompile.core.record import AnyOp, Inputs, NoAttributes, Shape, Site, Theta
@@ -223,18 +224,10 @@ def reshaped_row(num: Numbers[N], site: Site[Reshape], x: Inputs[N], theta: Thet
     return num.sqrt(max(after // before, 1)) * x[0].row
 
 
-def dropped_row(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: Theta[N]) -> N:
-    """R_out = R/(1-p)."""
-    return dropout_gain(num, site) * x[0].row
-
-
-def dropped_entry(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: Theta[N]) -> N:
-    """M_out = M/(1-p)."""
-    return dropout_gain(num, site) * x[0].entry
-
-
 MOVES = "shape.md#rearrangements"
 CUTS = "shape.md#slices"
+
+dropping = partial(homogeneous, proof="shape.md#dropout", gain=dropout_gain, also=("row", "entry"), draws=drops)
 
 OPS: tuple[AnyOp, ...] = (
     plain("identity", NoAttributes, same_shape, MOVES, row=row_of_input, entry=entry_of_input),
@@ -272,24 +265,6 @@ OPS: tuple[AnyOp, ...] = (
         entry=entry_of_input,
         cotangent=clip_cotangent,
     ),
-    homogeneous(
-        "dropout",
-        Dropout,
-        dropout_shape,
-        "shape.md#dropout",
-        dropout_gain,
-        row=dropped_row,
-        entry=dropped_entry,
-        draws=drops,
-    ),
-    homogeneous(
-        "grouped_dropout",
-        GroupedDropout,
-        grouped_dropout_shape,
-        "shape.md#dropout",
-        dropout_gain,
-        row=dropped_row,
-        entry=dropped_entry,
-        draws=drops,
-    ),
+    dropping("dropout", Dropout, dropout_shape),
+    dropping("grouped_dropout", GroupedDropout, grouped_dropout_shape),
 )

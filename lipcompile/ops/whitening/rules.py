@@ -7,10 +7,10 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from lipcompile import limits
-from lipcompile.core.record import AnyOp, Inputs, Shape, ShapeRule, Site, Theta
+from lipcompile.core.record import AnyOp, Shape, ShapeRule
 from lipcompile.diagnostics import Refusal
-from lipcompile.numbers import N, Numbers, Scalar, text
-from lipcompile.ops.rules import plain
+from lipcompile.numbers import Scalar, text
+from lipcompile.ops.rules import one, plain
 from lipcompile.ops.scattering.rules import Scattering2d, scattering_shape
 
 # Synthetic images that the constants are of; fewer than directions leave some of these to chance.
@@ -97,14 +97,9 @@ def _check(attributes: WhitenedScattering2d | WhitenedPatches, example: Shape, n
             raise Refusal("LIP104", f"`{field}` of {name} is a {kind} number of at most 100, not {shown}")
 
 
-def unit_norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-    """X_out = 1."""
-    return num.of(1)
-
-
 def _whitened(name: str, attributes: type[Any], shape: ShapeRule[Any]) -> AnyOp:
     proof = "whitening.md#features-of-length-one"
-    return plain(name, attributes, shape, proof, norm=unit_norm, lipschitz=None, axes="channels")
+    return plain(name, attributes, shape, proof, norm=one, lipschitz=None, axes="channels")
 
 
 OPS: tuple[AnyOp, ...] = (
