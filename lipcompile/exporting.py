@@ -126,7 +126,9 @@ def export_onnx(
     backend = find()
     document = document_in(module)
     graph = graph_of(document)
-    single = _in_single_precision(module, graph, backend)
+    if module.input_trusted != graph.input.trusted:
+        raise input_error("LIP521", "the input of the module is not that of its certificate", _FOREIGN)
+    single = backend.deployment.in_single_precision(module)
     norms = backend.deployment.norms_in_sets(single)
     lipschitz = None if norms is None else _lipschitz(graph, norms, float.fromhex(document["totals"]["lipschitz"]))
     spent, notes = _spent(ledger, delta, accountant)
@@ -158,13 +160,6 @@ def document_in(module: Any) -> Mapping[str, Any]:
         message = "the module carries no certificate of its graph"
         raise input_error("LIP521", message, "emit it again: lipcompile compile MODEL -o FILE.py")
     return document_of(encode(certificate).decode())
-
-
-def _in_single_precision(module: Any, graph: Graph, backend: Backend) -> Any:
-    """Return the module in float32, if it is what its certificate describes."""
-    if module.input_trusted != graph.input.trusted:
-        raise input_error("LIP521", "the input of the module is not that of its certificate", _FOREIGN)
-    return backend.deployment.in_single_precision(module)
 
 
 def _lipschitz(graph: Graph, norms: Mapping[str, float], declared: float) -> Lipschitz | None:

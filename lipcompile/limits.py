@@ -113,13 +113,10 @@ def exact(text: str, what: str, at: Location | None = None) -> Fraction:
     The exponent is looked at first: written out, 1e999999999 would fill the memory.
     """
     _, _, exponent = text.strip().lower().partition("e")
-    digits = len(text) + (abs(int(exponent)) if len(exponent) < 18 and _is_integer(exponent) else len(exponent))
+    whole = len(exponent) < 18 and re.fullmatch(r"[+-]?\d+", exponent)
+    digits = len(text) + (abs(int(exponent)) if whole else len(exponent))
     demand("digits", digits, f"{what} has", at)
     return Fraction(text)
-
-
-def _is_integer(text: str) -> bool:
-    return re.fullmatch(r"[+-]?\d+", text) is not None
 
 
 def parse_limits(texts: Sequence[str]) -> Limits:

@@ -241,7 +241,9 @@ def _unmatched(graph: Graph, options: ModelOptions) -> list[Diagnostic]:
         for glob in options.freeze
         if not any(fnmatchcase(name, glob) for name in graph.parameters)
     ]
-    if options.bias_bound is not None and not _has_biases(graph):
+    # In a repetition of open count, the role stands behind the name of its layer.
+    roles = {role.rpartition(".")[2] for node in graph.nodes for role in node.parameters}
+    if options.bias_bound is not None and "bias" not in roles:
         found.append(
             Diagnostic("LIP306", "--bias-bound: no layer of the model has a bias", "leave the option out")
         )
@@ -255,9 +257,3 @@ def _clips_of_frozen(said: Graph, graph: Graph) -> Iterator[Diagnostic]:
         if group.name not in kept:
             message = f"`{group.name}` is frozen: it has no gradient to clip, and nothing constrains its weights"
             yield Diagnostic("LIP318", message, "leave `clip=` out, or freeze less", Severity.WARNING)
-
-
-def _has_biases(graph: Graph) -> bool:
-    """Whether a layer has a bias; in a repetition of open count, the role stands behind the name of its layer."""
-    roles = (role for node in graph.nodes for role in node.parameters)
-    return any(role.rpartition(".")[2] == "bias" for role in roles)

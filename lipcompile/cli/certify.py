@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -36,7 +36,10 @@ class _Radii:
 
     def of_the_module(self) -> list[float]:
         """Return them in the units that the module gets, rounded up."""
-        return [_above(radius * self.scale) for _, radius in self.asked]
+        exact = [radius * self.scale for _, radius in self.asked]
+        if max(exact) > Fraction(sys.float_info.max):
+            raise input_error("LIP005", "--radius: a radius is too large")
+        return [above(radius) for radius in exact]
 
 
 @click.command(short_help="Certified accuracy of a trained MODULE within radii around its inputs.")
@@ -94,7 +97,8 @@ def certify(
     """
 
     config = _effort(attack, effort)
-    asked = _asked(radii or RADII, input_scale)
+    read = {text.strip(): _positive(text, "--radius") for text in radii or RADII}
+    asked = _Radii(tuple(sorted(read.items(), key=lambda one: one[1])), _positive(input_scale, "--input-scale"))
     backend = find()
     subject = _trained_model(module, weights, backend)
     found = _certified(subject, data, asked, config, backend)
@@ -122,26 +126,14 @@ def _effort(attack: bool, given: dict[str, int | None]) -> dict[str, int] | None
     return {name: default if given[name] is None else int(given[name] or 0) for name, default in defaults.items()}
 
 
-def _asked(radii: Sequence[str], scale: str) -> _Radii:
-    """Read the radii and the scale; raises InputError (LIP005)."""
-    read = {text.strip(): _positive(text, "--radius") for text in radii}
-    return _Radii(tuple(sorted(read.items(), key=lambda one: one[1])), _positive(scale, "--input-scale"))
-
-
 def _positive(text: str, option: str) -> Fraction:
+    """Read a number of an option; raises InputError (LIP005)."""
     from lipcompile.frontends.options import parse_number
 
     number = parse_number(text, option)
     if not 0 < number <= Fraction(sys.float_info.max):
         raise input_error("LIP005", f"{option}: `{text}` is not a positive number")
     return number
-
-
-def _above(exact: Fraction) -> float:
-    """Return the least double not below a number."""
-    if exact > Fraction(sys.float_info.max):
-        raise input_error("LIP005", "--radius: a radius is too large")
-    return above(exact)
 
 
 def _trained_model(path: Path, weights: Path | None, backend: Backend) -> Trained:

@@ -30,7 +30,10 @@ def demo(output: Path | None) -> int:
       lipcompile demo
     """
     with as_file(files("lipcompile.data")) as data:
-        return _demo(data / "digits.lip", data / "digits.npz", output or _free_folder())
+        # The first folder of the demo's name, and a number from the second on, that does not exist.
+        names = (Path(FOLDER if number == 1 else f"{FOLDER}-{number}") for number in count(1))
+        free = next(name for name in names if not name.exists())
+        return _demo(data / "digits.lip", data / "digits.npz", output or free)
 
 
 def _demo(model: Path, data: Path, output: Path) -> int:
@@ -56,9 +59,3 @@ def _demo(model: Path, data: Path, output: Path) -> int:
 
 def _stage(number: int, what: str) -> None:
     click.secho(f"\n[{number}/4] {what}\n", bold=sys.stdout.isatty())
-
-
-def _free_folder() -> Path:
-    """Return the first folder of the demo's name, and a number from the second on, that does not exist."""
-    names = (FOLDER if number == 1 else f"{FOLDER}-{number}" for number in count(1))
-    return next(Path(name) for name in names if not Path(name).exists())

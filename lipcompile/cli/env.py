@@ -17,16 +17,9 @@ from lipcompile.reports.console import printable, table
 
 SCHEMA = "lipcompile.env/1"
 
-# By what they are installed as: of those in one line, one is.
-_PACKAGES = (
-    ("lipcompile",),
-    ("torch",),
-    ("numpy",),
-    ("onnx",),
-    ("onnxruntime", "onnxruntime-gpu"),
-    ("dp-accounting",),
-    ("cryptography",),
-)
+_PACKAGES = ("lipcompile", "torch", "numpy", "onnx", "onnxruntime", "dp-accounting", "cryptography")
+# What a package may be installed as in its place.
+_OTHERS = {"onnxruntime": "onnxruntime-gpu"}
 
 
 @click.command(short_help="Print versions and devices, for a bug report.")
@@ -54,10 +47,10 @@ def env(form: str) -> int:
 
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for names in _PACKAGES:
-        installed = {name: _version(name) for name in names}
-        name = next((name for name, number in installed.items() if number), names[0])
-        found[name] = installed[name]
+    for package in _PACKAGES:
+        number, other = _version(package), _OTHERS.get(package, package)
+        instead = None if number else _version(other)
+        found[other if instead else package] = number or instead
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,12 +23,8 @@ SCHEMA = "lipcompile.ledger-report/1"
 _ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 
 
-@dataclass(frozen=True, slots=True)
-class _Spent:
-    """What one accountant says was spent; `note` says why it cannot say."""
-
-    epsilon: float | None
-    note: str | None = None
+# What one accountant says was spent, `epsilon`, or a `note` that says why it cannot say.
+_Spent = Mapping[str, Any]
 
 
 @click.command(short_help="Print the privacy budget that a training has spent.")
@@ -57,7 +52,7 @@ def ledger(file: Path, delta: float | None, accountant: Accountant | None, form:
     asked = _ACCOUNTANTS if accountant is None else (accountant,)
     spent: dict[str, _Spent] = {name: _spent(record, chosen, name) for name in asked}
     print_found(form, _report(path, record, chosen, spent), _text(path, record, chosen, spent))
-    return 0 if any(found.epsilon is not None for found in spent.values()) else 1
+    return 0 if any(found["epsilon"] is not None for found in spent.values()) else 1
 
 
 def read_record(path: Path) -> LedgerRecord:
@@ -81,10 +76,10 @@ def _spent(record: LedgerRecord, delta: float, accountant: Accountant) -> _Spent
     try:
         epsilon = record.epsilon(delta, accountant)
     except BudgetError as error:
-        return _Spent(None, str(error))
+        return {"epsilon": None, "note": str(error)}
     if not math.isfinite(epsilon):
-        return _Spent(None, "no finite epsilon: there was too little noise for this delta")
-    return _Spent(epsilon)
+        return {"epsilon": None, "note": "no finite epsilon: there was too little noise for this delta"}
+    return {"epsilon": epsilon, "note": None}
 
 
 def _report(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent]) -> dict[str, Any]:
@@ -103,7 +98,7 @@ def _report(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, 
             {"release": release.fields(), "charges": record.charges[release], "steps": record.steps[release]}
             for release in record.declared
         ],
-        "accountants": {name: asdict(found) for name, found in spent.items()},
+        "accountants": spent,
     }
 
 
@@ -120,7 +115,8 @@ def _text(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _S
         charged.add_row(str(record.charges[release]), str(record.steps[release]), _described(release))
     ask = table("accountant", "epsilon", "")
     for name, found in spent.items():
-        ask.add_row(name, "–" if found.epsilon is None else upward(found.epsilon, 4), found.note or "")
+        epsilon = found["epsilon"]
+        ask.add_row(name, "–" if epsilon is None else upward(epsilon, 4), found["note"] or "")
     whose = {record.delta: " of the training"}.get(delta, "")
     tail = styled(f"at δ = {delta:g}{whose}, rounded up")
     yield from (styled(""), charged, styled(""), ask, styled(""), tail)

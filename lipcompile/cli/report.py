@@ -75,7 +75,7 @@ def report(
         found = _document(derivation, loaded, given, public_data, allow_vacuous=allow_vacuous)
         derivation = found.derivation
         complain(serious(derivation.diagnostics))
-        write_text(output, _rendered(found, output))
+        write_text(output, import_module(f"lipcompile.reports.{_RENDERINGS[output.suffix.lower()]}").render(found))
         click.echo(f"wrote {output}", err=True)
     return 0 if derivation.ok else 1
 
@@ -139,8 +139,3 @@ def _signal(
     noise = (1.0 if epsilon is None else epsilon.noise_multiplier, batch or 512)
     found = signals(derivation, find(), *noise, public)
     return None if found is None else Measured(found, *noise)
-
-
-def _rendered(document: Document, output: Path) -> str:
-    text: str = import_module(f"lipcompile.reports.{_RENDERINGS[output.suffix.lower()]}").render(document)
-    return text

@@ -102,9 +102,9 @@ def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
     Raises InputError (LIP404).
     """
     settings = merged(given, {"dataset_size": plan.get("dataset"), **plan}, {"neighbours": "add_remove"})
-    demand(settings, ("delta",), _unknown_rate(given, settings))
-    rate = _rate(given, settings)
-    sizes = _sizes(given, settings)
+    known = given["sampling_rate"] is not None or None not in (settings["batch_size"], settings["dataset_size"])
+    demand(settings, ("delta",), () if known else ("--sampling-rate (or --batch-size with --dataset-size)",))
+    rate, sizes = _sampled(given, settings)
     asked = _asked(given, plan, _steps(given, rate, sizes), _steps(settings, rate, sizes))
     unknown = [name for name in COLUMNS if asked[name] is None]
     if not unknown:
@@ -222,25 +222,14 @@ def _drawing(
     return Drawing("cyclic_poisson", rate, sizes, int(correlation["bands"]))
 
 
-def _sizes(given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the sizes of a batch and of the data set, unless a rate is given in their place."""
-    if given["sampling_rate"] is not None:
-        return None
-    return int(settings["batch_size"]), int(settings["dataset_size"])
-
-
-def _unknown_rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the options that say the sampling rate, if none of them is given."""
-    known = given["sampling_rate"] is not None or None not in (settings["batch_size"], settings["dataset_size"])
-    return () if known else ("--sampling-rate (or --batch-size with --dataset-size)",)
-
-
-def _rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
-    if given["sampling_rate"] is not None:
-        if given["batch_size"] is not None:
-            raise setting_error("--sampling-rate and --batch-size say the same twice: leave one out")
-        return float(given["sampling_rate"])
-    return float(settings["batch_size"] / settings["dataset_size"])
+def _sampled(given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[float, tuple[int, int] | None]:
+    """Return the sampling rate, and the sizes of a batch and of the data set, unless a rate is given."""
+    if given["sampling_rate"] is None:
+        sizes = int(settings["batch_size"]), int(settings["dataset_size"])
+        return sizes[0] / sizes[1], sizes
+    if given["batch_size"] is not None:
+        raise setting_error("--sampling-rate and --batch-size say the same twice: leave one out")
+    return float(given["sampling_rate"]), None
 
 
 def _steps(settings: Mapping[str, Any], rate: float, sizes: tuple[int, int] | None) -> int | None:

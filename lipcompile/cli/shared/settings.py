@@ -194,12 +194,15 @@ def planned_training(loaded: Loaded) -> dict[str, Any] | None:
     settings, plan = loaded.training.settings, planned(loaded)
     multiplier = plan.get("noise_multiplier")
     correlation = plan.get("correlation")
+    steps = None  # where the number of epochs, or one of N and b, is open
+    if {"epochs", "batch_size", "dataset"} <= plan.keys():
+        steps = int(plan["epochs"] * epoch_steps(plan["dataset"], plan["batch_size"]))
     return {
         "neighbours": plan.get("neighbours", DEFAULTS["neighbours"]),
         "sampling": plan.get("sampling", "poisson"),
         "batch": plan.get("batch_size"),
         "dataset": plan.get("dataset"),
-        "steps": _planned_steps(plan),
+        "steps": steps,
         "noise": plan.get("noise", DEFAULTS["noise"]),
         "epsilon": _exact(settings.get("epsilon")),
         "delta": _exact(settings.get("delta")),
@@ -207,13 +210,6 @@ def planned_training(loaded: Loaded) -> dict[str, Any] | None:
         **({} if correlation is None else {"correlation": _exact(correlation)}),
         **({} if multiplier is None else {"noise_multiplier": multiplier.hex()}),
     }
-
-
-def _planned_steps(plan: dict[str, Any]) -> int | None:
-    """Return how many steps the epochs come to; None if their number, or one of N and b, is open."""
-    if not {"epochs", "batch_size", "dataset"} <= plan.keys():
-        return None
-    return int(plan["epochs"] * epoch_steps(plan["dataset"], plan["batch_size"]))
 
 
 def _exact(value: Any) -> Any:

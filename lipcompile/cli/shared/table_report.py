@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,18 +65,18 @@ def page_of(
         epsilon=fitted.epsilon,
         delta=fitted.budget.delta,
         private=fitted.private,
-        charges=[_charge(line, paid) for line in fitted.spent],
+        charges=[
+            Charge(
+                **asdict(one), share=None if one.sampling_rate < 1 else one.steps / one.noise_multiplier**2 / paid
+            )
+            for one in fitted.spent
+        ],
         unpaid=[*unpaid, "The figures of the held-out rows are exact."],
         advice=list(_advice(model, rows, test, score)),
         course=_course(model, test, course),
         confusion=_confusion(model, test, shares),
         calibration=_calibration(model, test, shares),
     )
-
-
-def _charge(line: Any, paid: float) -> Charge:
-    share = None if line.sampling_rate < 1 else line.steps / line.noise_multiplier**2 / paid
-    return Charge(line.purpose, line.steps, line.sampling_rate, line.noise_multiplier, share)
 
 
 def _course(model: TableModel, test: Encoded, course: Course) -> list[tuple[float, float]]:

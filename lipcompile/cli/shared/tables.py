@@ -159,17 +159,13 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return how to train; raises UsageError of click for options of networks, InputError (LIP404) without ε."""
     for name, value in given.items():
         if name not in _TAKEN and value not in (None, (), False):
-            raise click.UsageError(f"{_flag(name)} is for networks, and this is a table")
+            options = {one.name: one.opts[0] for one in click.get_current_context().command.params}
+            raise click.UsageError(f"{options[name]} is for networks, and this is a table")
     if given["epsilon"] is None:
         raise input_error(
             "LIP404", "--epsilon is needed", "such as --epsilon 1: ε is your promise to the people in the table"
         )
     return {name: given[name] for name in ("epsilon", "delta", "seed")} | {"search": bool(given.get("search"))}
-
-
-def _flag(name: str) -> str:
-    """Return how the command line calls an option."""
-    return next(one.opts[0] for one in click.get_current_context().command.params if one.name == name)
 
 
 def schema_beside(data: Path) -> Path:
@@ -198,7 +194,9 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         )
         command = ["lipcompile", "new", str(run.data), "--target", run.target]
         command += [] if run.tokenizer is None else ["--tokenizer", run.tokenizer]
-        kinds = _read(KINDS_READ, f"write them down: {shlex.join(command)}{ignored}{_coerced(found)}")
+        words = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Number) and one.coerce)
+        ignored += f" ({words}: numbers, but for a few words, which count as missing)" if words else ""
+        kinds = _read(KINDS_READ, f"write them down: {shlex.join(command)}{ignored}")
         return found, [kinds, *names_read(found, run.data)]
     if run.tokenizer is not None:
         raise click.UsageError(f"--tokenizer is for tables without a schema: write it into {path}")
@@ -208,12 +206,6 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         help_line = "leave out --target, or write it into the schema"
         raise input_error("LIP412", f"`{path}` has another target than `{run.target}`", help_line)
     return found, []
-
-
-def _coerced(schema: Schema) -> str:
-    """Name the columns of numbers that words stand among."""
-    names = ", ".join(f"`{one.name}`" for one in schema.columns if isinstance(one, Number) and one.coerce)
-    return f" ({names}: numbers, but for a few words, which count as missing)" if names else ""
 
 
 def names_read(schema: Schema, data: Path) -> list[str]:
