@@ -131,12 +131,8 @@ class _Reader:
                 items = (*self._items(inside), *self._token(close))  # type: ignore[arg-type]
                 yield Body(_aligned(items), not items or "\n" not in self._text[start : self._end])
             else:
-                yield Leaf(str(child), "fraction" if child == "/" and _is_fraction(tree) else tree.data)
-
-
-def _is_fraction(tree: Tree[Token]) -> bool:
-    """Whether a quotient is one of two numbers, as 1/3."""
-    return all(isinstance(part, Token) or part.data == "number" for part in tree.children)
+                of_numbers = all(isinstance(part, Token) or part.data == "number" for part in tree.children)
+                yield Leaf(str(child), "fraction" if child == "/" and of_numbers else tree.data)
 
 
 def _start(tree: Token | Tree[Token]) -> int:
@@ -185,7 +181,7 @@ class _Layout:
             first = len(self.lines)
             if isinstance(item, Comment):
                 self._comment(item, indent)
-            elif item.flat and len(short := _flat(item)) <= WIDTH:
+            elif item.flat and len(short := _joined(list(_leaves(item)))) <= WIDTH:
                 self.lines.append(_Line(indent, short))
             else:
                 self._long(item, indent)
@@ -268,11 +264,6 @@ def _needs_empty_line(before: Item, item: Item) -> bool:
     return not before.rule == item.rule == "import_"
 
 
-def _flat(statement: Statement) -> str:
-    """Return a statement on one line."""
-    return _joined(list(_leaves(statement)))
-
-
 def _leaves(statement: Statement) -> Iterator[Leaf]:
     for part in statement.parts:
         if isinstance(part, Leaf):
@@ -308,15 +299,12 @@ def _columns(lines: Sequence[_Line]) -> Iterator[int]:
     rows = list[_Line]()
     for before, line in pairwise((None, *lines)):
         assert line is not None
-        if before is not None and _breaks(before, line):
+        follows = before is not None and before.comment and line.comment and line.indent == before.indent
+        if rows and (line.spaced or not follows):
             yield from _column(rows)
             rows = []
         rows.append(line)
     yield from _column(rows)
-
-
-def _breaks(before: _Line, line: _Line) -> bool:
-    return line.spaced or line.indent != before.indent or not (before.comment and line.comment)
 
 
 def _column(rows: Sequence[_Line]) -> list[int]:

@@ -44,7 +44,7 @@ def _derived(derivation: Derivation, word: str, line: int, column: int) -> Itera
     if analysis is None:
         return
     graph = analysis.graph
-    use = [part for part in parts_of(graph).parts if _is_of(part.node, word, line, column)]
+    use = [part for part in parts_of(graph)[0] if _is_of(part.node, word, line, column)]
     if use:
         yield _of_layer(use, analysis)
     elif covers(graph.input.location, line, column):

@@ -158,7 +158,10 @@ async def _quick_fixes(ls: Server, params: lsp.CodeActionParams) -> list[lsp.Cod
     found = []
     for one in document.diagnostics:
         fix = replacement(one, _line(document.lines, one.location))
-        if fix is None or not _overlap(where := _range(fix.at, document, codec), params.range):
+        if fix is None:
+            continue
+        where = _range(fix.at, document, codec)
+        if where.end < params.range.start or params.range.end < where.start:
             continue
         edit = lsp.WorkspaceEdit(changes={uri: [lsp.TextEdit(where, fix.text)]})
         shown = [_diagnostic(one, document, codec)]
@@ -184,10 +187,6 @@ def _range(at: Location, document: Document, codec: PositionCodec) -> lsp.Range:
 
 def _line(lines: Sequence[str], at: Location | None) -> str | None:
     return None if at is None or at.line is None or at.line > len(lines) else lines[at.line - 1]
-
-
-def _overlap(one: lsp.Range, other: lsp.Range) -> bool:
-    return one.start <= other.end and other.start <= one.end
 
 
 # Answers

@@ -18,7 +18,6 @@ from rich.text import Text
 from sympy import Max, Min, preorder_traversal
 
 from lipcompile.core.derivation import Analysis, Block, Bound
-from lipcompile.core.graph import Node
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition, names_in, needed
 from lipcompile.numbers.symbolic import Formula, Symbolic
@@ -125,24 +124,13 @@ def subjects(analysis: Analysis) -> dict[str, Subject]:
     for node, bounds in zip(analysis.graph.nodes, analysis.layers, strict=True):
         own = {"output norm": bounds.output_norm, "cotangent": bounds.cotangent, "Lipschitz": bounds.lipschitz}
         own |= _gradient(analysis, node.parameters.values())
-        inside = blocks.get(node.name)
-        found[node.name] = _subject(node, own, analysis) if inside is None else _loop(node, own, analysis, inside)
+        title, definitions = f"{node.op.name}, output {dimensions(node.shape)}", analysis.definitions
+        if (copy := blocks.get(node.name)) is not None:  # all copies of an open repetition, and one of them
+            known = {definition.name for definition in definitions}
+            definitions += tuple(definition for definition in copy.definitions if definition.name not in known)
+            title, own = f"{title}, {copy.title}", {**own, **copy.bounds}
+        found[node.name] = Subject(title, own, definitions)
     return found
-
-
-def _subject(node: Node, bounds: Mapping[str, Bound], analysis: Analysis) -> Subject:
-    return Subject(f"{node.op.name}, output {dimensions(node.shape)}", bounds, analysis.definitions)
-
-
-def _loop(node: Node, bounds: Mapping[str, Bound], analysis: Analysis, copy: Subject) -> Subject:
-    """Return what is known of all copies of an open repetition, and of one of them."""
-    known = {definition.name for definition in analysis.definitions}
-    new = (definition for definition in copy.definitions if definition.name not in known)
-    return Subject(
-        f"{node.op.name}, output {dimensions(node.shape)}, {copy.title}",
-        {**bounds, **copy.bounds},
-        (*analysis.definitions, *new),
-    )
 
 
 def closed_forms(name: str, subject: Subject) -> Iterator[RenderableType]:

@@ -31,7 +31,7 @@ def fixes(outcome: Outcome) -> Iterator[str]:
     for made in outcome.fixed.made:
         yield from _made(made)
     if not outcome.repaired and not outcome.fixed.made:
-        yield f"no change was needed: {_bound(outcome.fixed.total)}"
+        yield f"no change was needed: the gradient of one example is at most {_shown(outcome.fixed.total)}"
     for left in outcome.fixed.left:
         yield from _left(left, outcome.fixed)
     yield from _asked(outcome)
@@ -90,10 +90,6 @@ def _missed(fixed: Fixed) -> str:
         times = f"{about(fixed.excess)} times a typical gradient at the initial weights"
         return f"{_TOO_LARGE}: {times}, where {LARGEST_EXCESS:g} is the most"
     return f"{_TOO_LARGE}: above 10^6 times L·max(1, X_0)"
-
-
-def _bound(total: float) -> str:
-    return f"the gradient of one example is at most {_shown(total)}"
 
 
 def _shown(total: float) -> str:

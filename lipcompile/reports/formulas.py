@@ -143,14 +143,10 @@ def text(expression: Any) -> str:
 @lru_cache(maxsize=4096)
 def legible(expression: Any) -> str:
     """Return a formula for the eye: constants of many digits are rounded up to seven, a very long one is cut."""
-    shown = text(rounded(_beginning(expression)))
-    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
-
-
-def _beginning(expression: Any) -> Any:
-    """Return a formula whose long sums end after more terms than are shown."""
+    # Long sums end after more terms than are shown.
     long = {total: Add(*total.args[:_MOST_TERMS], evaluate=False) for total in _long_sums(expression)}
-    return expression.xreplace(long) if long else expression
+    shown = text(rounded(expression.xreplace(long) if long else expression))
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
 
 
 def _long_sums(expression: Any) -> list[Any]:
@@ -167,7 +163,9 @@ def rounded(expression: Any) -> Any:
 
     What would not be larger for that stays as it is: what it stands in may bound something.
     """
-    expression = _with_decimals(_with_one_number(expression))
+    # A fraction times a long root is one number, rounded up: sqrt(1977403641)/10000.
+    products = {product: _with_number(product) for product in expression.atoms(Mul) if _has_long_root(product)}
+    expression = _with_decimals(_enlarged(expression, products))
     long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) > _DIGITS}
     return _enlarged(expression, long)
 
@@ -179,12 +177,6 @@ def _enlarged(expression: Any, larger: Mapping[Any, Any]) -> Any:
     kept = {part: part for part in expression.atoms(Add, Pow, exp, Boolean) if _may_fall(part)}
     with distribute(False):  # what is rounded up stays in front of its brackets: a difference may fall
         return expression.xreplace({**larger, **kept})
-
-
-def _with_one_number(expression: Any) -> Any:
-    """Return a formula in which a fraction times a long root is one number, rounded up: sqrt(1977403641)/10000."""
-    long = {product: _with_number(product) for product in expression.atoms(Mul) if _has_long_root(product)}
-    return _enlarged(expression, long)
 
 
 def _has_long_root(product: Any) -> bool:

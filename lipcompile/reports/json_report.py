@@ -84,7 +84,7 @@ def report(derivation: Derivation) -> Json:
         "requirements": asdict(derivation.requirements),
         "diagnostics": [_diagnostic(found) for found in derivation.diagnostics],
         "symbols": [_symbol(definition) for definition in analysis.definitions] if analysis else [],
-        "layers": _layers(analysis) if analysis else [],
+        "layers": list(map(_layer, analysis.graph.nodes, analysis.layers)) if analysis else [],
         "parameters": _parameters(analysis) if analysis else [],
         "total": {
             "lipschitz": _bound(analysis.lipschitz) if analysis else _UNKNOWN,
@@ -150,10 +150,6 @@ def _location(location: Location | None) -> Json | None:
 def _symbol(definition: Definition) -> Json:
     formula = _NO_FORMULA if definition.expression is None else _formula(definition.expression)
     return {"name": definition.name, "meaning": definition.meaning, **formula, "value": definition.upper}
-
-
-def _layers(analysis: Analysis) -> list[Json]:
-    return [_layer(node, found) for node, found in zip(analysis.graph.nodes, analysis.layers, strict=True)]
 
 
 def _layer(node: Node, found: LayerBounds) -> Json:

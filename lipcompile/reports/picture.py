@@ -93,7 +93,8 @@ def _graph(axes: Axes, analysis: Analysis, width: float, height: float) -> None:
         inset = 0.05 * bracket.depth
         edge = 0.22 * step + inset  # room for the bounds along the edges that enter and leave the box
         box = (inset, y(bracket.last) - step / 2 + edge), width - 2 * inset
-        axes.add_patch(_box(*box, step * (bracket.last - bracket.first + 1) - 2 * edge))
+        tall, style = step * (bracket.last - bracket.first + 1) - 2 * edge, "round,pad=0,rounding_size=0.08"
+        axes.add_patch(FancyBboxPatch(*box, tall, style, facecolor="#f5f6f8", edgecolor=_COLOURS.line, zorder=0))
         axes.text(
             width - 0.12 - inset,
             y(bracket.first),
@@ -103,18 +104,13 @@ def _graph(axes: Axes, analysis: Analysis, width: float, height: float) -> None:
             fontsize=10,
         )
     size = min(10.0, 26.0 * step)
-    for row, (name, detail) in enumerate([*_rows(found, analysis), _loss(analysis)]):
+    for row, (name, detail) in enumerate(_rows(found, analysis)):
         axes.text(x + _GAP, y(row), name, va="center", fontsize=size, weight="bold", color=_COLOURS.ink)
         axes.text(x + 2.6, y(row), detail, va="center", fontsize=0.86 * size, color=_COLOURS.muted)
         axes.plot([x], [y(row)], "o", color="white", markeredgecolor=_COLOURS.ink, markersize=0.8 * size)
     for row, said in enumerate(_along(found, analysis)):
         axes.text(x + _GAP, y(row + 0.5), said, va="center", fontsize=0.78 * size, color=_COLOURS.series[0])
     _bars(axes, found, analysis, width, y, 0.86 * size)
-
-
-def _box(corner: tuple[float, float], width: float, height: float) -> Any:
-    style = "round,pad=0,rounding_size=0.08"
-    return FancyBboxPatch(corner, width, height, style, facecolor="#f5f6f8", edgecolor=_COLOURS.line, zorder=0)
 
 
 def _edges(axes: Axes, found: Layout, x: float, step: float) -> None:
@@ -137,7 +133,7 @@ def _edges(axes: Axes, found: Layout, x: float, step: float) -> None:
 
 
 def _rows(found: Layout, analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Yield the name of each row and what it says beside it."""
+    """Yield the name of each row and what it says beside it, and those of the loss."""
     given = analysis.graph.input
     yield given.name, f"input · {dimensions(given.shape)}"
     for row in found.rows[1:]:
@@ -147,13 +143,8 @@ def _rows(found: Layout, analysis: Analysis) -> Iterator[tuple[str, str]]:
         else:
             name = node.name if len(node.name) <= _LONGEST_NAME else f"{node.name[:_LONGEST_NAME]}…"
             yield name, f"{node.op.name} · {dimensions(node.shape)}"
-
-
-def _loss(analysis: Analysis) -> tuple[str, str]:
-    use = analysis.graph.loss
-    return (
-        use.loss.name if use else "no loss"
-    ), f"loss · {_at_most('Lipschitz constant', [analysis.loss_lipschitz])}"
+    loss = analysis.graph.loss.loss.name if analysis.graph.loss else "no loss"
+    yield loss, f"loss · {_at_most('Lipschitz constant', [analysis.loss_lipschitz])}"
 
 
 def _along(found: Layout, analysis: Analysis) -> Iterator[str]:

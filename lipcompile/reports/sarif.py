@@ -37,11 +37,6 @@ def rules() -> list[Json]:
     return [_rule(entry) for entry in codes().values()]
 
 
-def rule_indices() -> dict[str, int]:
-    """Return where each code stands among the rules."""
-    return {code: index for index, code in enumerate(codes())}
-
-
 def _rule(entry: Code) -> Json:
     return {
         "id": entry.code,
@@ -93,13 +88,15 @@ def log(checked: Sequence[Checked], exit_code: int, sources: Sources) -> Json:
     """Return the log of one run over one or more models; files inside the working folder are named from there."""
     run = _Log(lines_of(sources))
     results = [result for model in checked for result in run.results(model)]
+    # Logs of single models are told apart by their files; the last part, after the slash, would name one run.
+    category = f"lipcompile/{_uri(checked[0].file)}/" if len(checked) == 1 else "lipcompile/"
     return {
         "$schema": SCHEMA,
         "version": "2.1.0",
         "runs": [
             {
                 "tool": {"driver": _driver()},
-                "automationDetails": {"id": _category(checked)},
+                "automationDetails": {"id": category},
                 "invocations": [_invocation(checked, exit_code, run)],
                 "artifacts": run.described([model.file for model in checked]),
                 "results": results,
@@ -118,11 +115,6 @@ def _driver() -> Json:
     }
 
 
-def _category(checked: Sequence[Checked]) -> str:
-    """Logs of single models are told apart by their files; the last part, after the slash, would name one run."""
-    return f"lipcompile/{_uri(checked[0].file)}/" if len(checked) == 1 else "lipcompile/"
-
-
 def _invocation(checked: Sequence[Checked], exit_code: int, run: _Log) -> Json:
     """Return how the run ended; what kept a model from being read is told here, beside the results."""
     missed = [(model.file, found) for model in checked if not model.readable for found in model.diagnostics]
@@ -136,11 +128,11 @@ def _invocation(checked: Sequence[Checked], exit_code: int, run: _Log) -> Json:
 
 @dataclass(slots=True)
 class _Log:
-    """What results share: the files, the numbers of the rules, and the fingerprints given so far."""
+    """What results share: the files, where each code stands among the rules, and the fingerprints given so far."""
 
     lines: Lines
     files: dict[str, int] = field(default_factory=dict)
-    rules: dict[str, int] = field(default_factory=rule_indices)
+    rules: dict[str, int] = field(default_factory=lambda: {code: index for index, code in enumerate(codes())})
     seen: Counter[str] = field(default_factory=Counter)
 
     def results(self, model: Checked) -> Iterator[Json]:

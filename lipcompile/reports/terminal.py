@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lipcompile.analysis.requirements import proves
-from lipcompile.core.derivation import Analysis, Bound, Depth, Derivation
-from lipcompile.core.graph import ClipGroup, Parameter
+from lipcompile.core.derivation import Analysis, Bound, Derivation
+from lipcompile.core.graph import ClipGroup
 from lipcompile.diagnostics import Severity
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition, names_in, needed
@@ -86,9 +86,9 @@ def _parameters(analysis: Analysis) -> Table:
         clip = analysis.graph.clip_of(name)
         source = "" if bound is None else legible(bound.expression) if clip is None else _clipped(clip)
         cells = ("0", "not trained") if bound is None else (up(bound.value), source)
-        rows.add_row(
-            printable(name), dimensions(parameter.shape, parameter.copies), _constraint(parameter), *cells
-        )
+        method = parameter.constraint.method  # what certified the norm of an imported weight
+        constraint = f"{parameter.constraint} (by {method})" if method else str(parameter.constraint)
+        rows.add_row(printable(name), dimensions(parameter.shape, parameter.copies), constraint, *cells)
     return rows
 
 
@@ -97,12 +97,6 @@ def _clipped(group: ClipGroup) -> str:
     alone = len(group.parameters) == 1
     rule = "clipped" if group.regulariser is None else "automatic clipping"
     return rule if alone else f"{rule}, group `{group.name}`"
-
-
-def _constraint(parameter: Parameter) -> str:
-    """Return the constraint, and what certified the norm of an imported weight."""
-    method = parameter.constraint.method
-    return f"{parameter.constraint} (by {method})" if method else str(parameter.constraint)
 
 
 def _layers(analysis: Analysis) -> Table:
@@ -155,14 +149,9 @@ def _totals(analysis: Analysis) -> Table:
     for what, bound in totals.items():
         rows.add_row(what, up(bound.value), legible(bound.expression))
     if proves(analysis.graph):
-        rows.add_row("growth with depth", "", ", ".join(_growth(analysis.depth)))
+        growth = (analysis.depth.regime or "depends on symbols", analysis.depth.growth)
+        rows.add_row("growth with depth", "", ", ".join(filter(None, growth)))
     return rows
-
-
-def _growth(depth: Depth) -> Iterator[str]:
-    yield depth.regime or "depends on symbols"
-    if depth.growth is not None:
-        yield depth.growth
 
 
 def _depth(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
@@ -186,16 +175,11 @@ def _depth(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
     if total is not None and unrolled and len(legible(total.expression)) <= _LONGEST_TOTAL:
         yield styled("gradient bound, by the numbers of copies: ", legible(total.expression))
         shown.append(total.expression)
-    if names := _of_depth(analysis, shown):
+    used = names_in(shown)
+    if names := [definition for definition in analysis.names_of_depth() if definition.name in used]:
         yield _names(names, whole=verbose)
     for text in depth.advice:
         yield styled(text)
-
-
-def _of_depth(analysis: Analysis, shown: Sequence[Any]) -> list[Definition]:
-    """Return the names in formulas of depth that the table of names does not have, or has for something else."""
-    used = names_in(shown)
-    return [definition for definition in analysis.names_of_depth() if definition.name in used]
 
 
 def _first_layers(layers: Sequence[str]) -> str:

@@ -46,12 +46,9 @@ def _lines(source: Source) -> tuple[list[str], int]:
     """Return the first lines of a source, and how many more it has."""
     if source.text is None:
         return [], 0
-    lines = source.text.rstrip("\n").split("\n")
-    return [_shortened(line.rstrip("\r").expandtabs(4)) for line in lines[:_LINES]], max(0, len(lines) - _LINES)
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
+    lines = [line.rstrip("\r").expandtabs(4) for line in source.text.rstrip("\n").split("\n")]
+    shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines[:_LINES]]
+    return shown, max(0, len(lines) - _LINES)
 
 
 def _depth(block: Block, index: int) -> Markup | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from lipcompile.core.derivation import Block
 from lipcompile.core.graph import Graph, Node
@@ -31,59 +31,41 @@ class Part:
     layer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The parts from `first` up to, but not including, `stop`, which a loop repeats `count` times."""
-
-    first: int
-    stop: int
-    count: int | Scalar
+# The keys of the first and of the last part of what a loop repeats, and how often it does.
+Body = tuple[str, str, int | Scalar]
 
 
-@dataclass(slots=True)
-class Parts:
-    """The parts of a graph, in its order, and which of them are bodies of loops, outer ones before inner ones."""
+def parts_of(graph: Graph) -> tuple[list[Part], list[Body]]:
+    """Return the parts of a graph in its order, and which are bodies of loops, outer ones before inner ones.
 
-    parts: list[Part] = field(default_factory=list)
-    bodies: list[Body] = field(default_factory=list)
+    The input of the graph has its own name as key.
+    """
+    parts, bodies = list[Part](), list[Body]()
 
+    def add(
+        nodes: Iterable[Node],
+        keys: dict[str, str],
+        parameters: Mapping[str, str],
+        prefix: str = "",
+        layer: str = "",
+    ) -> None:
+        """Add nodes; `keys` and `parameters` say what values and parameters are called in the whole graph."""
+        for node in nodes:
+            inputs = tuple(keys[name] for name in node.inputs)
+            used = {role: parameters[name] for role, name in node.parameters.items()}
+            keys[node.name] = own = f"{prefix}{node.name}"
+            if node.op.name != "loop":
+                parts.append(Part(own, node, inputs, tuple(used.values()), layer or node.name))
+                continue
+            loop, first, place = node.attributes, len(parts), len(bodies)
+            inner = {loop.body.input.name: inputs[0]}
+            add(loop.body.nodes, inner, used, f"{own}/", layer or node.name)
+            keys[node.name] = inner[loop.body.output]
+            if len(parts) > first:
+                bodies.insert(place, (parts[first].key, parts[-1].key, loop.count.value or loop.count.scalar))
 
-def parts_of(graph: Graph) -> Parts:
-    """Return the parts of a graph; its input has its own name as key."""
-    found = Parts()
-    names = {graph.input.name: graph.input.name}
-    _add(found, graph.nodes, names, {name: name for name in graph.parameters})
-    return found
-
-
-def _add(
-    found: Parts,
-    nodes: Iterable[Node],
-    keys: dict[str, str],
-    parameters: Mapping[str, str],
-    prefix: str = "",
-    layer: str | None = None,
-) -> None:
-    """Add nodes; `keys` and `parameters` say what values and parameters are called in the whole graph."""
-    for node in nodes:
-        inputs = tuple(keys[name] for name in node.inputs)
-        used = {role: parameters[name] for role, name in node.parameters.items()}
-        own = f"{prefix}{node.name}"
-        if node.op.name == "loop":
-            keys[node.name] = _add_body(found, node, inputs[0], used, own, layer or node.name)
-        else:
-            found.parts.append(Part(own, node, inputs, tuple(used.values()), layer or node.name))
-            keys[node.name] = own
-
-
-def _add_body(found: Parts, node: Node, source: str, parameters: Mapping[str, str], own: str, layer: str) -> str:
-    """Add the body of a loop, which reads the value `source`; return the key of what it returns."""
-    loop, first, place = node.attributes, len(found.parts), len(found.bodies)
-    keys = {loop.body.input.name: source}
-    _add(found, loop.body.nodes, keys, parameters, f"{own}/", layer)
-    if len(found.parts) > first:
-        found.bodies.insert(place, Body(first, len(found.parts), loop.count.value or loop.count.scalar))
-    return keys[loop.body.output]
+    add(graph.nodes, {graph.input.name: graph.input.name}, {name: name for name in graph.parameters})
+    return parts, bodies
 
 
 # The most rows that are drawn of a graph.
@@ -136,16 +118,17 @@ class Layout:
 
 def layout(graph: Graph, blocks: Sequence[Block] = (), limit: int = LARGEST_DRAWING) -> Layout:
     """Lay out a graph in at most `limit` rows behind its input, and one for what is left out."""
-    whole, found = parts_of(graph), [block for block in blocks if block.repeats is not None]
+    (parts, bodies), found = parts_of(graph), [block for block in blocks if block.repeats is not None]
     first = first_copies(found)
-    rows = [Row(), *_shortened(_rows(whole.parts, first), limit)]
+    rows = [Row(), *_shortened(_rows(parts, first), limit)]
     place = {graph.input.name: 0, **{part.key: index for index, row in enumerate(rows) for part in row.parts}}
-    edges = sorted({edge for edge in _edges(whole.parts, first, place) if edge[0] < edge[1]})
+    edges = sorted({edge for edge in _edges(parts, first, place) if edge[0] < edge[1]})
+    of_loops = (Bracket(place[start], place[stop], count) for start, stop, count in bodies)
     return Layout(
         rows=tuple(rows),
         straight=tuple((start, end) for start, end in edges if end == start + 1),
         lanes=assign((start, end) for start, end in edges if end > start + 1),
-        brackets=_nested([*_found_brackets(found, rows), *_open_brackets(whole, place)]),
+        brackets=_nested([*_found_brackets(found, rows), *of_loops]),
     )
 
 
@@ -183,22 +166,13 @@ def _found_brackets(blocks: Iterable[Block], rows: Sequence[Row]) -> Iterator[Br
             yield Bracket(min(inside), max(inside), len(block.layers))
 
 
-def _open_brackets(whole: Parts, place: Mapping[str, int]) -> Iterator[Bracket]:
-    for body in whole.bodies:
-        yield Bracket(place[whole.parts[body.first].key], place[whole.parts[body.stop - 1].key], body.count)
-
-
 def _nested(brackets: Sequence[Bracket]) -> tuple[Bracket, ...]:
     """Return brackets once each, with the number of others that hold them, outer ones first."""
     outer_first = sorted(dict.fromkeys(brackets), key=lambda bracket: (bracket.first, -bracket.last))
     return tuple(
-        Bracket(one.first, one.last, one.count, sum(_holds(other, one) for other in outer_first[:index]))
+        replace(one, depth=sum(o.first <= one.first and one.last <= o.last for o in outer_first[:index]))
         for index, one in enumerate(outer_first)
     )
-
-
-def _holds(outer: Bracket, inner: Bracket) -> bool:
-    return outer.first <= inner.first and inner.last <= outer.last
 
 
 def assign(edges: Iterable[Edge]) -> tuple[Lane, ...]:
