@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, get_type_hints
 
 from lipcompile.core.graph import LENGTH, REGULARISER, ClipGroup, LossUse, Node, Parameter
-from lipcompile.core.record import FREE, AnyOp, Constraint, Shape, Spelling
+from lipcompile.core.record import FREE, Constraint, Shape, Spelling
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import Scalar, text
 from lipcompile.ops.linear.rules import BIAS, BiasShape
@@ -34,31 +34,21 @@ def unspeakable(node: Node, why: str, help_line: str = "") -> Refusal:
 
 def spelling_of(node: Node) -> Spelling:
     """Return the name of a node's layer; raises `Refusal` if it has none."""
+    spellings = {spelling.name: spelling for spelling in node.op.dsl}
     if node.op is SUM:
-        return _named(node.op, "mean" if _is_mean(node.attributes.weights) else "add")
-    if node.op is BIAS:
-        return _named(node.op, "position" if _is_position(node) else "bias")
+        weights, count = node.attributes.weights, len(node.attributes.weights)
+        return spellings["mean" if count > 1 and set(weights) == {Fraction(1, count)} else "add"]
+    if node.op is BIAS:  # a position has an entry for each of an example's, where `bias` itself does not mean that
+        size, example = node.attributes.size, node.site.inputs[0]
+        return spellings["position" if size == example != features_of(example) else "bias"]
+    defaults = {field.name: field.default for field in fields(node.attributes)}
     fitting = [spelling for spelling in node.op.dsl if _fits(node, spelling)]
-    preset = [spelling for spelling in fitting if _presets_change(node, spelling)]
+    preset = [one for one in fitting if any(defaults[name] != value for name, value in one.preset)]
     if not fitting:
         raise unspeakable(
             node, f"the language has no layer for `{node.op.name}`", "write the model as ONNX instead"
         )
     return (preset or fitting)[0]
-
-
-def _named(op: AnyOp, name: str) -> Spelling:
-    return next(spelling for spelling in op.dsl if spelling.name == name)
-
-
-def _is_mean(weights: Sequence[Scalar]) -> bool:
-    return len(weights) > 1 and all(weight == Fraction(1, len(weights)) for weight in weights)
-
-
-def _is_position(node: Node) -> bool:
-    """Whether a bias has an entry for each of an example's, where that is not what `bias` itself means."""
-    whole: bool = node.attributes.size == node.site.inputs[0]
-    return whole and node.attributes.size != features_of(node.site.inputs[0])
 
 
 def features_of(example: Shape) -> Shape:
@@ -75,12 +65,6 @@ def _fits(node: Node, spelling: Spelling) -> bool:
     return spelling.rank in ranks and all(
         getattr(node.attributes, name) == value for name, value in spelling.preset
     )
-
-
-def _presets_change(node: Node, spelling: Spelling) -> bool:
-    """Whether the spelling fills in what is not a default."""
-    defaults = {field.name: field.default for field in fields(node.attributes)}
-    return any(defaults[name] != value for name, value in spelling.preset)
 
 
 # Calls
@@ -126,7 +110,8 @@ def _arguments(node: Node, spelling: Spelling) -> tuple[list[str], list[str]]:
     """Return the arguments without and with names."""
     attributes, example = node.attributes, node.site.inputs[0] if node.site.inputs else ()
     if isinstance(attributes, BiasShape):
-        return [], [] if _implied(node, spelling) else [f"size={_tuple(node, attributes.size)}"]
+        implied = spelling.name == "position" or attributes.size == features_of(example)
+        return [], [] if implied else [f"size={_tuple(node, attributes.size)}"]
     if node.op is SUM:
         plain = spelling.name == "mean" or (len(attributes.weights) > 1 and set(attributes.weights) == {ONE})
         return [], [] if plain else [f"weights={_tuple(node, attributes.weights)}"]
@@ -140,10 +125,6 @@ def _arguments(node: Node, spelling: Spelling) -> tuple[list[str], list[str]]:
     leads = bool(required) and not isinstance(required[0], str)  # words are written with their names
     count = _POSITIONAL.get(node.op.name, int(leads))
     return [value for _, value in given[:count]], [f"{name}={value}" for name, value in given[count:]]
-
-
-def _implied(node: Node, spelling: Spelling) -> bool:
-    return spelling.name == "position" or node.attributes.size == features_of(node.site.inputs[0])
 
 
 def _tuple(node: Node, values: Sequence[Scalar | int]) -> str:

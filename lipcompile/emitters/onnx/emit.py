@@ -93,19 +93,16 @@ def to_onnx(
     problems = []
     for node in graph.nodes:
         try:
-            writer.write(node, _emitter(node.op.name))
+            if node.op.name not in EMITTERS:
+                message = f"no ONNX operators compute the op `{node.op.name}`"
+                raise Refusal("LIP017", message, "write the model as .lip instead")
+            writer.write(node, EMITTERS[node.op.name])
         except Refusal as refusal:
             told = Diagnostic(refusal.code, refusal.message, refusal.help)
             problems.append(replace(told, node=node.name, op=node.op.name, location=node.location))
     if problems:
         raise InputError(tuple(problems))
     return _model(graph, writer, {**_metadata(graph), **(metadata or {})})
-
-
-def _emitter(op: str) -> Emit:
-    if op not in EMITTERS:
-        raise Refusal("LIP017", f"no ONNX operators compute the op `{op}`", "write the model as .lip instead")
-    return EMITTERS[op]
 
 
 def save(model: ModelProto, path: Path) -> None:
@@ -208,17 +205,14 @@ def _start(parameter: Parameter, node: Node, role: str) -> Array:
     if kind == "rows":
         return np.asarray(bound * random / np.linalg.norm(random, axis=-1, keepdims=True))
     start = bound / gathered(node.op.name, node.site) * _orthogonal(random)
-    return start / _rank(parameter) if kind == "frobenius" else start
+    rank = min(parameter.shape[0], prod(parameter.shape[1:]))
+    return start / sqrt(rank) if kind == "frobenius" else start
 
 
 def _orthogonal(random: Array) -> Array:
     """Return the nearest matrix with orthonormal rows or columns, in the shape of a kernel."""
     left, _, right = np.linalg.svd(random.reshape(len(random), -1), full_matrices=False)
     return np.asarray((left @ right).reshape(random.shape))
-
-
-def _rank(parameter: Parameter) -> float:
-    return sqrt(min(parameter.shape[0], prod(parameter.shape[1:])))
 
 
 def _number(bound: Scalar) -> float:

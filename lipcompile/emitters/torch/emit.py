@@ -69,7 +69,8 @@ def emit(
         *([] if graph.input.tokens else ["", *current_slope(graph)]),
     ]
     name = class_name(graph.name)
-    program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *_indent(body)]
+    indented = (f"    {line}" if line else "" for line in body)
+    program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *indented]
     footer = _footer(document, graph, name)
     imports = _imports("\n".join(program), user_imports(graph))
     return "\n".join([*_header(derivation, analysis), *imports, *program, *footer, ""])
@@ -200,24 +201,20 @@ def _imports(program: str, others: list[str]) -> list[str]:
 
 
 def _attributes(analysis: Analysis, found: Features | None, document: Mapping[str, Any]) -> list[str]:
+    source, groups = analysis.graph.input, analysis.graph.clips
+    clips = (line for group in groups for line in _clip(group))  # parameters that the backward pass clips
+    parts = (f"    {json.dumps(name)}: {shape}," for name, shape in source.parts)  # the inputs that callers give
     return [
-        f"input_shape = {analysis.graph.input.shape}",
-        *_domain(analysis.graph.input),
-        *_parts(analysis.graph.input),
+        f"input_shape = {source.shape}",
+        *_domain(source),
+        *(["input_parts = {", *parts, "}"] if source.parts else []),
         *([] if found is None else [f"features_shape = {found.shape}", f"features_norm = {below(found.norm)}"]),
         f"lipschitz = {_number(analysis.lipschitz.value)}",
         f"loss_lipschitz = {_number(analysis.loss_lipschitz.value)}",
         *_dictionary("bounds", {name: bound.value for name, bound in analysis.parameters.items()}),
         *_unclipped_bounds(analysis.graph, document),
-        *_clips(analysis.graph),
+        *(["clips = [", *clips, "]"] if groups else []),
     ]
-
-
-def _clips(graph: Graph) -> list[str]:
-    """Write the groups of parameters that the backward pass clips."""
-    if not graph.clips:
-        return []
-    return ["clips = [", *(line for group in graph.clips for line in _clip(group)), "]"]
 
 
 def _clip(group: ClipGroup) -> list[str]:
@@ -264,13 +261,6 @@ def _domain(source: Input) -> list[str]:
         return ["input_tokens = True", 'input_norm = float("inf")']
     norm = 'float("inf")' if source.norm is None else below(source.norm)
     return [f"input_norm = {norm}", f"input_trusted = {source.trusted}"]
-
-
-def _parts(source: Input) -> list[str]:
-    """Write the inputs that callers give, if they are several."""
-    if not source.parts:
-        return []
-    return ["input_parts = {", *(f"    {json.dumps(name)}: {shape}," for name, shape in source.parts), "}"]
 
 
 def _number(value: float | None) -> str:
@@ -360,7 +350,3 @@ def _footer(document: Mapping[str, Any], graph: Graph, name: str) -> list[str]:
 
 def _text_constant(name: str, text: str) -> list[str]:
     return [f'{name} = """\\', *text.split("\n"), '"""']
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return [f"    {line}" if line else "" for line in lines]
