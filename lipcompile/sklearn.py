@@ -382,14 +382,10 @@ def _told(message: str) -> str:
 
 def _kinds(x: Any) -> list[str]:
     """Return the kind of each column of a frame as a letter of numpy's, "O" of what is none of its numbers."""
-    return [_kind(kind) for kind in getattr(x, "dtypes", [None])]
-
-
-def _kind(kind: Any) -> str:
-    """Return the letter of a kind of numpy, pandas or polars."""
-    if hasattr(kind, "is_numeric"):
-        return "f" if kind.is_numeric() else "O"
-    return str(getattr(kind, "kind", "O"))
+    return [
+        ("f" if kind.is_numeric() else "O") if hasattr(kind, "is_numeric") else str(getattr(kind, "kind", "O"))
+        for kind in getattr(x, "dtypes", [None])  # of numpy, pandas or polars
+    ]
 
 
 def _bounds(
@@ -415,16 +411,14 @@ def _warn_of_pipelines() -> None:
     while frame is not None:
         model = frame.f_locals.get("self") if frame.f_code.co_name == "fit" else None
         if isinstance(model, Pipeline):
-            learned = [name for name, one in model.steps[:-1] if hasattr(one, "fit") and _learns(one)]
+            steps = [(name, one) for name, one in model.steps[:-1] if hasattr(one, "fit")]
+            # Polynomials learn from the number of columns alone.
+            steps = [(name, one) for name, one in steps if type(one) is not PolynomialFeatures]
+            learned = [name for name, one in steps if get_tags(one).requires_fit]
             _warn_of(learned, "of the pipeline", "columns are scaled here")
         elif isinstance(model, TransformedTargetRegressor) and get_tags(model.transformer_).requires_fit:
             _warn_of([type(model.transformer_).__name__], "of the target", "the target is scaled here")
         frame = frame.f_back  # type: ignore[assignment]
-
-
-def _learns(transformer: Any) -> bool:
-    """Whether a transformer may have learned from the rows, and not from the number of columns alone."""
-    return type(transformer) is not PolynomialFeatures and get_tags(transformer).requires_fit
 
 
 def _warn_of(learned: Sequence[str], place: str, instead: str) -> None:

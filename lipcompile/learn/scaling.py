@@ -138,7 +138,8 @@ def released_ranges(values: Rows, rows: int, release: Release, noise: float) -> 
     """
     columns = values(slice(0, 1)).shape[1]
     norm = math.nextafter(math.sqrt(columns), math.inf)  # the root may be rounded down
-    edges = _edges(_per_octave(rows, noise * norm))
+    # Octaves are cut as finely as lets an interval with a tenth of the rows stand out.
+    edges = _edges(max(1, min(_FINEST, int(rows / (50 * noise * norm)))))
     # P(z > t) <= exp(-t²/2) for a normal z, of which there is one for each interval of each column.
     least = noise * norm * math.sqrt(2 * math.log(columns * len(edges) / _MISTAKE))
     counts = np.zeros((columns, len(edges) - 1))
@@ -156,11 +157,6 @@ def _hull(edges: Array, counts: Array, least: float) -> tuple[float, float]:
     kept = np.flatnonzero(counts > least)
     first, last = (kept[0], kept[-1]) if len(kept) else (counts.argmax(), counts.argmax())
     return _finite(edges[first], edges[first + 1]), _finite(edges[last + 1], edges[last])
-
-
-def _per_octave(rows: int, std: float) -> int:
-    """Return how finely octaves are cut: as finely as lets an interval with a tenth of the rows stand out."""
-    return max(1, min(_FINEST, int(rows / (50 * std))))
 
 
 def _edges(per_octave: int) -> Array:

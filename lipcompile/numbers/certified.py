@@ -106,7 +106,8 @@ class Certified:
 
     def sqrt(self, x: Interval | Fraction | int) -> Interval:
         """Enclose √x; the part of an enclosure below 0 holds no number that a rule means, and is cut off."""
-        low, high = (libmp.fzero if libmp.mpf_sign(end) < 0 else end for end in _ends(self._lift(x)))
+        lifted = x if isinstance(x, Interval) else _enclosed(x)
+        low, high = (libmp.fzero if libmp.mpf_sign(end) < 0 else end for end in _ends(lifted))
         return _of_ends(libmp.mpi_sqrt((low, high), _IV.prec))
 
     def exp(self, x: Interval) -> Interval:
@@ -164,9 +165,6 @@ class Certified:
                 result = step if result is None else then(self, result, step)
         assert result is not None, "a step is done at least once"
         return result
-
-    def _lift(self, x: Interval | Fraction | int) -> Interval:
-        return x if isinstance(x, Interval) else self.of(x if isinstance(x, int) else Fraction(x))
 
 
 @lru_cache(1024)

@@ -189,12 +189,12 @@ class Polynomials(Generic[N]):
         """Name coefficients where the base finds them long. What a rule has made so far is a bound as it is."""
         if value.coefficients is None:
             return value
-        named = {d: self._let(c, f"coefficient of X^{d} in the {meaning}") for d, c in value.coefficients.items()}
+        named = {}
+        for degree, coefficient in value.coefficients.items():
+            self._named += 1
+            letter, said = f"c_{self.prefix}_{self._named}", f"coefficient of X^{degree} in the {meaning}"
+            named[degree] = self.base.let(letter, coefficient, said)
         return replace(value, coefficients=named, enlarged=False)
-
-    def _let(self, coefficient: N, meaning: str) -> N:
-        self._named += 1
-        return self.base.let(f"c_{self.prefix}_{self._named}", coefficient, meaning)
 
     def sum(self, *xs: Polynomial[N]) -> Polynomial[N]:
         """Return the sum."""
@@ -290,11 +290,10 @@ class Polynomials(Generic[N]):
 
     def power(self, step: Step[Polynomial[N]], count: Count, name: str) -> Step[Polynomial[N]]:
         """Return the power in the base: the step of a part of a graph does not depend on what enters the graph."""
-        raised = self.base.power(changed(step, _constant), count, name)
+
+        def constant(number: Polynomial[N]) -> N:
+            assert number.constant is not None, "coefficients of a step depend on nothing that enters the graph"
+            return number.constant
+
+        raised = self.base.power(changed(step, constant), count, name)
         return changed(raised, lambda c: Polynomial(self.base, {0: c}, exact=raised.exact))
-
-
-def _constant(number: Polynomial[N]) -> N:
-    found = number.constant
-    assert found is not None, "coefficients of a step depend on nothing that enters the graph"
-    return found

@@ -32,7 +32,7 @@ def round_up(value: Fraction, digits: int) -> Fraction:
     """Return the least decimal of about so many significant digits that is not below `value` >= 0."""
     if value == 0:
         return value
-    places = digits - 1 - math.floor(_log10(value))
+    places = digits - 1 - math.floor(math.log10(value.numerator) - math.log10(value.denominator))
     shift, back = 10 ** max(places, 0), 10 ** max(-places, 0)
     steps = -(-value.numerator * shift // (value.denominator * back))
     return Fraction(steps * back, shift)
@@ -50,7 +50,3 @@ def upward(value: float, digits: int = 7) -> str:
     mantissa = _EXACT.scaleb(exact, -exact.adjusted())
     rounded = _EXACT.quantize(mantissa, Decimal(1).scaleb(-digits))
     return f"{_EXACT.scaleb(rounded, exact.adjusted()):.{digits}e}"
-
-
-def _log10(value: Fraction) -> float:
-    return math.log10(value.numerator) - math.log10(value.denominator)

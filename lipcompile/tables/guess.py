@@ -147,7 +147,12 @@ def _fits(array: Any, form: str) -> bool:
 def _free_texts(source: Any, names: Sequence[str]) -> list[str]:
     """Return which columns of text have values that mostly differ, in the first batch of rows."""
     first = next(iter(batches(source, names)), None) if names else None
-    return [] if first is None else [name for name in names if _mostly_differ(texts(first.column(name)))]
+    if first is None:
+        return []
+    present = {name: [text for text in texts(first.column(name)) if text] for name in names}
+    return [
+        name for name, found in present.items() if len(found) >= _LEAST_TEXTS and 2 * len(set(found)) > len(found)
+    ]
 
 
 def _constant(source: Any, names: Sequence[str]) -> list[str]:
@@ -161,11 +166,6 @@ def _constant(source: Any, names: Sequence[str]) -> list[str]:
         if not left:
             break
     return left
-
-
-def _mostly_differ(values: NDArray[Any]) -> bool:
-    present = values[_present(values)]
-    return len(present) >= _LEAST_TEXTS and 2 * len(set(present)) > len(present)
 
 
 def _narrow(kinds: list[Kind], array: Any) -> bool:
