@@ -8,59 +8,41 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.version import __version__
+from lipcompile.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from lipcompile.calls import compile, fix, load_trained, private, train  # noqa: A004
-    from lipcompile.core.derivation import Derivation
-    from lipcompile.core.graph import Graph, GraphBuilder
-    from lipcompile.diagnostics import Diagnostic, InputError, Severity
-    from lipcompile.exporting import export_onnx
-    from lipcompile.frontends.options import ModelOptions
-    from lipcompile.ops.registry import register
-    from lipcompile.pipeline import check, from_module
-    from lipcompile.reports.json_report import report
+    from lipcompile.calls import compile as compile  # noqa: A004
+    from lipcompile.calls import fix as fix
+    from lipcompile.calls import load_trained as load_trained
+    from lipcompile.calls import private as private
+    from lipcompile.calls import train as train
+    from lipcompile.core.derivation import Derivation as Derivation
+    from lipcompile.core.graph import Graph as Graph
+    from lipcompile.core.graph import GraphBuilder as GraphBuilder
+    from lipcompile.diagnostics import Diagnostic as Diagnostic
+    from lipcompile.diagnostics import InputError as InputError
+    from lipcompile.diagnostics import Severity as Severity
+    from lipcompile.exporting import export_onnx as export_onnx
+    from lipcompile.frontends.options import ModelOptions as ModelOptions
+    from lipcompile.ops.registry import register as register
+    from lipcompile.pipeline import check as check
+    from lipcompile.pipeline import from_module as from_module
+    from lipcompile.reports.json_report import report as report
 
-__all__ = [
-    "Derivation",
-    "Diagnostic",
-    "Graph",
-    "GraphBuilder",
-    "InputError",
-    "ModelOptions",
-    "Severity",
-    "__version__",
-    "check",
-    "compile",
-    "export_onnx",
-    "fix",
-    "from_module",
-    "load_trained",
-    "private",
-    "register",
-    "report",
-    "train",
-]
-
-_HOMES = {
-    "Derivation": "core.derivation",
-    "Diagnostic": "diagnostics",
-    "Graph": "core.graph",
-    "GraphBuilder": "core.graph",
-    "InputError": "diagnostics",
-    "ModelOptions": "frontends.options",
-    "Severity": "diagnostics",
-    "check": "pipeline",
-    "compile": "calls",
-    "export_onnx": "exporting",
-    "fix": "calls",
-    "from_module": "pipeline",
-    "load_trained": "calls",
-    "private": "calls",
-    "register": "ops.registry",
-    "report": "reports.json_report",
-    "train": "calls",
+# Public names by the module that they come from.
+_NAMES = {
+    "calls": ("compile", "fix", "load_trained", "private", "train"),
+    "core.derivation": ("Derivation",),
+    "core.graph": ("Graph", "GraphBuilder"),
+    "diagnostics": ("Diagnostic", "InputError", "Severity"),
+    "exporting": ("export_onnx",),
+    "frontends.options": ("ModelOptions",),
+    "ops.registry": ("register",),
+    "pipeline": ("check", "from_module"),
+    "reports.json_report": ("report",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+__all__ = sorted(["__version__", *_HOMES])
 
 
 def __getattr__(name: str) -> Any:
@@ -73,4 +55,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

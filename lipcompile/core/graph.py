@@ -264,7 +264,6 @@ class GraphBuilder:
     name: str
     diagnostics: list[Diagnostic] = field(default_factory=list)
     _input: Input | None = None
-    _nodes: list[Node] = field(default_factory=list)
     _parameters: dict[str, Parameter] = field(default_factory=dict)
     _made: dict[str, Node] = field(default_factory=dict)
     _clips: dict[str, ClipGroup] = field(default_factory=dict)
@@ -323,13 +322,12 @@ class GraphBuilder:
             chosen = self._choose(op, attributes, known, parameters or {}, name)
         except Refusal as refusal:
             return self.refuse(refusal, name=name, op=op.name, location=location, inputs=inputs)
-        limits.demand("nodes", len(self._nodes) + 1, "the model, written out, has", location)
+        limits.demand("nodes", len(self._made) + 1, "the model, written out, has", location)
         own = self.fresh(name)
         roles = {role: self._declare(own, role, *choice) for role, choice in chosen.items()}
         operands = tuple(value.name for value in inputs)
         site = Site(attributes, known, output)
         self._made[own] = Node(own, op, attributes, operands, site, roles, location, scope)
-        self._nodes.append(self._made[own])
         if op.takes == "any" and not self._tokens.isdisjoint(operands):
             self._tokens.add(own)
         if any(choice.trainable for _, choice in chosen.values()) or not self._trained.isdisjoint(operands):
@@ -387,7 +385,7 @@ class GraphBuilder:
                 self.refuse(refusal, name=output.name, op=loss.loss.name, location=loss.location)
         if self._input is None or any(d.severity == "error" for d in self.diagnostics):
             return None
-        nodes, clips = tuple(self._nodes), tuple(self._clips.values())
+        nodes, clips = tuple(self._made.values()), tuple(self._clips.values())
         whole = Graph(self.name, self._input, nodes, self._parameters, output.name, loss, clips)
         graph = replace(whole.up_to(output.name), loss=loss)
         graph.verify()

@@ -99,7 +99,7 @@ class ShapeRule(Protocol[A_contra]):
 class NormRule(Protocol[A_contra]):
     """X_out: a bound of ‖output‖ from the extents `x` of the inputs and the bounds `theta` of the parameters.
 
-    The rules of R_out (largest row norm) and M_out (largest entry) have the same form.
+    The rules of R_out (largest row norm), M_out (largest entry) and κ have the same form.
     """
 
     def __call__(self, num: Numbers[N], site: Site[A_contra], x: Inputs[N], theta: Theta[N], /) -> N: ...
@@ -125,11 +125,8 @@ class OperatorNormRule(Protocol[A_contra]):
     def __call__(self, num: Numbers[N], site: Site[A_contra], constraint: Constraint, /) -> N: ...
 
 
-class KappaRule(Protocol[A_contra]):
-    """κ: ‖∂ℓ/∂parameter‖ <= κ · ‖∂ℓ/∂output‖."""
-
-    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Inputs[N], theta: Theta[N], /) -> N: ...
-
+KappaRule = NormRule
+"""κ: ‖∂ℓ/∂parameter‖ <= κ · ‖∂ℓ/∂output‖."""
 
 # Counts and squared norms, exact: a number, or one for each axis or operand.
 Condition = int | Fraction | tuple[int | Fraction, ...]

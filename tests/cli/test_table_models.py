@@ -12,7 +12,7 @@ import pytest
 from lipcompile_privacy.ledger import read_ledger
 from lipcompile_torch.train.data import split_rows
 
-from lipcompile.learn import selection
+from lipcompile.learn import fitting
 from tests.cli.commands import run
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,7 @@ def test_without_a_model_there_is_nothing_to_predict(what: str, capsys: Capture)
 def test_tune_pays_for_search_and_model_with_one_budget(
     least: float, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "_LEAST", least)
+    monkeypatch.setattr(fitting, "_LEAST", least)
     assert run("tune people.csv --target income --epsilon 5 --output run") == 0
     out, err = capsys.readouterr()
     assert "ε = 4.99" in out

@@ -16,7 +16,7 @@ from lipcompile_privacy.ledger import read_ledger
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.train.engine import SeededWarning
 
-from lipcompile.learn import fitting, selection
+from lipcompile.learn import fitting
 from lipcompile.learn import head as heads
 from lipcompile.learn.account import Account, Budget, default_delta
 from lipcompile.learn.features import Features
@@ -119,7 +119,7 @@ def test_features_of_each_batch_train_as_features_that_are_kept(monkeypatch: pyt
 @pytest.fixture
 def searching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a search pay for few rows."""
-    monkeypatch.setattr(selection, "_LEAST", 1.0)
+    monkeypatch.setattr(fitting, "_LEAST", 1.0)
 
 
 @pytest.mark.usefixtures("searching")
@@ -133,12 +133,12 @@ def test_a_search_and_a_model_together_cost_the_budget(fits: int) -> None:
     mu = math.sqrt(fits * sum(line.steps / line.noise_multiplier**2 for line in fitted.spent))
     assert 0.99e-5 < gaussian_delta(mu, 2.0) <= 1e-5
     assert fitted.epsilon <= 2.0
-    assert fitted.searched in (selection.BOTH, *selection.CHOICES)
+    assert fitted.searched in (fitting.BOTH, *fitting.CHOICES)
 
 
 @pytest.mark.parametrize(("rows", "found"), [(5999, False), (6000, True)])
 def test_whether_a_search_pays_is_said_by_public_facts(rows: int, found: bool) -> None:
-    assert selection.pays(rows, 2.0) == found  # three thousand rows for each unit of noise
+    assert fitting.pays(rows, 2.0) == found  # three thousand rows for each unit of noise
 
 
 def test_a_search_that_cannot_pay_costs_nothing() -> None:
@@ -157,7 +157,7 @@ def test_a_search_on_samples_keeps_both_within_the_budget() -> None:
     recipe = recipe_for(len(x), batch=600, steps=20)
     fitted = fit(x, y, BOUNDED, Budget(3.0, 1e-5, search=True), recipe=recipe)
     assert [line.purpose for line in fitted.spent][1:] == ["head, default", "head, richer"]
-    assert fitted.searched == selection.BOTH
+    assert fitted.searched == fitting.BOTH
     assert fitted.spent[1].noise_multiplier == pytest.approx(fitted.spent[2].noise_multiplier, rel=0.01)
     assert 2.9 < fitted.epsilon <= 3.0
 
@@ -173,7 +173,7 @@ def test_the_mean_of_both_is_one_model(kind: Any, monkeypatch: pytest.MonkeyPatc
         return weights
 
     monkeypatch.setattr(fitting, "train_head", noted)
-    monkeypatch.setattr(selection, "_CLEARLY", math.inf)
+    monkeypatch.setattr(fitting, "_CLEARLY", math.inf)
     x, y = waves(3)
     recipe = recipe_for(len(x), steps=5, kind=kind)
     fitted = fit(x, y, replace(BOUNDED, classes=3), Budget(2.0, 1e-5, search=True), recipe=recipe)
@@ -188,7 +188,7 @@ def test_the_mean_of_both_is_one_model(kind: Any, monkeypatch: pytest.MonkeyPatc
     [
         ((20.0, 20.4), "default"),
         ((20.4, 20.0), "richer"),
-        ((20.0, 20.0), selection.BOTH),
+        ((20.0, 20.0), fitting.BOTH),
         ((29.0, 20.0), "richer"),
     ],
 )
@@ -208,7 +208,7 @@ def test_a_model_is_kept_if_its_gain_stands_out(errors: tuple[float, float], kep
     account.release = noted  # type: ignore[method-assign]
     features = Features.of(3, recipe_for(1000))
     models = [(features, np.full((1, 260), float(number))) for number in range(2)]
-    found, (_, weights) = selection.chosen(
+    found, (_, weights) = fitting.chosen(
         models,
         lambda model: np.full((1000, 1), errors[int(model[1][0, 0])]),
         np.zeros(1000),
@@ -218,7 +218,7 @@ def test_a_model_is_kept_if_its_gain_stands_out(errors: tuple[float, float], kep
         0.5,
     )
     assert found == kept
-    assert weights.shape == (1, 260 + 256 * (kept == selection.BOTH))
+    assert weights.shape == (1, 260 + 256 * (kept == fitting.BOTH))
     ((total, norm),) = sums
     half = min(0.25, max(-0.25, (errors[1] - errors[0]) / 2))
     np.testing.assert_allclose(total, [1000 * half, -1000 * half], atol=1e-6)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Any
 
 from lipcompile.core.graph import Graph, Node
-from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, below
+from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, below, nearest
 from lipcompile.ops.activation import write as activation
 from lipcompile.ops.attention import write as attention
 from lipcompile.ops.colour import write as colour
 from lipcompile.ops.conv import write as conv
 from lipcompile.ops.embedding import write as embedding
 from lipcompile.ops.linear import write as linear
-from lipcompile.ops.loss.write import loss_expression
 from lipcompile.ops.merge import write as merge
 from lipcompile.ops.normalisation import write as normalisation
 from lipcompile.ops.parametric import write as parametric
@@ -171,3 +171,24 @@ def expression(node: Node, matrices: Mapping[str, str]) -> str:
     write = EXPRESSIONS.get(node.op.name) or user_expression(node.op.name).expression
     assert write is not None, f"{node.op.name} has no parameters, but a constructor was registered for it"
     return write(node, operands)
+
+
+_LOSS_FUNCTIONS = {"bce": "binary_cross_entropy"}
+_LOSS_OPERANDS = {"own": ["self.own_loss"]}
+
+
+def loss_expression(graph: Graph) -> str:
+    """Return the call that computes the loss of each example."""
+    assert graph.loss is not None
+    name, attributes = graph.loss.loss.name, graph.loss.attributes
+    values = {field: getattr(attributes, field) for field in type(attributes).__dataclass_fields__}
+    written = [*_LOSS_OPERANDS.get(name, ()), *(f"{field}={_literal(value)}" for field, value in values.items())]
+    return f"losses.{_LOSS_FUNCTIONS.get(name, name)}({', '.join(['output', 'target', *written])})"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({''.join(f'{_literal(item)}, ' for item in value).rstrip(' ')})"
+    if value is None or isinstance(value, bool | int):
+        return str(value)
+    return f'"{value}"' if isinstance(value, str) else nearest(value)

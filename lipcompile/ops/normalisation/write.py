@@ -51,8 +51,6 @@ EXPRESSIONS: Mapping[str, Expression] = {
 
 # As operators of ONNX
 
-TWO = Fraction(2)
-
 
 def centred(writer: Writer, x: str, axes: Sequence[int]) -> str:
     """x less its mean."""

@@ -97,14 +97,8 @@ def scale_gain(num: Numbers[N], site: Site[PerFeature], x: Inputs[N], theta: The
 def per_feature(name: str, role: str, gain: NormRule[PerFeature]) -> AnyOp:
     """Return the record of an op that multiplies entries by at most `gain`, with one parameter in a box."""
 
-    def norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-        return gain(num, site, x, theta) * x[0].norm
-
-    def row(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-        return gain(num, site, x, theta) * x[0].row
-
-    def entry(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-        return gain(num, site, x, theta) * x[0].entry
+    def multiplied(measure: str) -> NormRule[Any]:
+        return lambda num, site, x, theta: gain(num, site, x, theta) * getattr(x[0], measure)
 
     def lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
         return [gain(num, site, x, theta)]
@@ -114,9 +108,9 @@ def per_feature(name: str, role: str, gain: NormRule[PerFeature]) -> AnyOp:
         PerFeature,
         per_feature_shape,
         f"parametric.md#{name}",
-        norm=norm,
-        row=row,
-        entry=entry,
+        norm=multiplied("norm"),
+        row=multiplied("row"),
+        entry=multiplied("entry"),
         lipschitz=lipschitz,
         reads=("entry",),
         parameters=(stored_rule(role, "box", per_feature_parameter, per_feature_kappa),),
