@@ -87,12 +87,10 @@ class Certified:
         return _enclosed(value)
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Interval:
-        """Enclose the symbol's value."""
         self.named[name] = UNKNOWN if value is None else self.of(value)
         return self.named[name]
 
     def unbounded(self) -> Interval:
-        """Return the enclosure that excludes nothing."""
         return UNKNOWN
 
     def let(self, name: str, value: Interval, meaning: str) -> Interval:
@@ -101,7 +99,6 @@ class Certified:
         return value
 
     def sum(self, *xs: Interval) -> Interval:
-        """Enclose the sum."""
         return reduce(add, xs)
 
     def sqrt(self, x: Interval | Fraction | int) -> Interval:
@@ -125,7 +122,6 @@ class Certified:
         return Interval(_IV.mpf([max(rough.a, x.ends.a), min(rough.b, (x.ends.b / (1 - x.ends.b)).b)]))
 
     def log(self, x: int) -> Interval:
-        """Enclose ln x."""
         return Interval(_IV.log(_IV.mpf(x)))
 
     def minimum(self, *xs: Interval) -> Interval:
@@ -137,7 +133,6 @@ class Certified:
         return Interval(_IV.mpf([max(x.ends.a for x in xs), max(x.ends.b for x in xs)]))
 
     def max_over(self, start: int, stop: int, term: Callable[[Interval], Interval]) -> Interval:
-        """Enclose the maximum by evaluating every term."""
         return self.maximum(*(term(self.of(m)) for m in range(start, stop)))
 
     def supremum(

@@ -167,7 +167,6 @@ class Polynomials(Generic[N]):
     _named: int = 0
 
     def of(self, value: Scalar | int) -> Polynomial[N]:
-        """Bring an exact scalar into the domain."""
         return Polynomial(self.base, {} if value == 0 else {0: self.base.of(value)})
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Polynomial[N]:
@@ -182,7 +181,6 @@ class Polynomials(Generic[N]):
         return Polynomial(self.base, {0: own})
 
     def unbounded(self) -> Polynomial[N]:
-        """Return what nothing is known of."""
         return Polynomial(self.base, None, exact=False, enlarged=True)
 
     def let(self, name: str, value: Polynomial[N], meaning: str) -> Polynomial[N]:
@@ -197,7 +195,6 @@ class Polynomials(Generic[N]):
         return replace(value, coefficients=named, enlarged=False)
 
     def sum(self, *xs: Polynomial[N]) -> Polynomial[N]:
-        """Return the sum."""
         return reduce(add, xs)
 
     def sqrt(self, x: Polynomial[N] | Fraction | int) -> Polynomial[N]:
@@ -221,7 +218,6 @@ class Polynomials(Generic[N]):
         return x.unknown() if constant is None or x.enlarged else _like({0: function(constant)}, x)
 
     def log(self, x: int) -> Polynomial[N]:
-        """Return the natural logarithm of a positive integer."""
         return Polynomial(self.base, {0: self.base.log(x)})
 
     def minimum(self, *xs: Polynomial[N]) -> Polynomial[N]:

@@ -114,7 +114,6 @@ class Symbolic:
         return Formula(_symbol(name))
 
     def unbounded(self) -> Formula:
-        """Write ∞."""
         return Formula(sympy.oo)
 
     def let(self, name: str, value: Formula, meaning: str) -> Formula:
@@ -129,27 +128,21 @@ class Symbolic:
         return Formula(total([x.expression for x in xs]))
 
     def sqrt(self, x: Formula | Fraction | int) -> Formula:
-        """Write √x."""
         return Formula(_root(_expression(x)))
 
     def exp(self, x: Formula) -> Formula:
-        """Write e^x."""
         return Formula(sympy.exp(x.expression))
 
     def expm1(self, x: Formula) -> Formula:
-        """Write e^x - 1."""
         return Formula(sympy.exp(x.expression) - 1)
 
     def log(self, x: int) -> Formula:
-        """Write ln x."""
         return Formula(sympy.log(x))
 
     def minimum(self, *xs: Formula) -> Formula:
-        """Write the minimum."""
         return Formula(extreme(sympy.Min, (x.expression for x in xs)))
 
     def maximum(self, *xs: Formula) -> Formula:
-        """Write the maximum."""
         return Formula(extreme(sympy.Max, (x.expression for x in xs)))
 
     def max_over(self, start: int, stop: int, term: Callable[[Formula], Formula]) -> Formula:
@@ -167,7 +160,6 @@ class Symbolic:
         return Formula(MaxOver(value(Formula(point)).expression, point, 0, 1))
 
     def power(self, step: Step[Formula], count: Count | Formula, name: str) -> Step[Formula]:
-        """Write the power in closed form."""
         times = count if isinstance(count, Formula) else self._count(count)
         plain = self._with_one_rate(changed(step, lambda coefficient: coefficient.expression))
         rates = dict.fromkeys([plain.norm.get(1, sympy.S.Zero), plain.lipschitz])

@@ -86,11 +86,9 @@ class Traced:
         return _constant(Fraction(value))
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Expression:
-        """Refer to the program's variable `name`."""
         return Expression(ast.Name(name))
 
     def unbounded(self) -> Expression:
-        """Write infinity."""
         return Expression(ast.Constant(math.inf))
 
     def let(self, name: str, value: Expression, meaning: str) -> Expression:
@@ -109,28 +107,22 @@ class Traced:
         return self.sum(*xs[:half]) + self.sum(*xs[half:])
 
     def sqrt(self, x: Expression | Fraction | int) -> Expression:
-        """Write a square root."""
         value = x if isinstance(x, Expression) else self.of(Fraction(x))
         return value if _is(value, 1) else self._call("sqrt", value)
 
     def exp(self, x: Expression) -> Expression:
-        """Write an exponential."""
         return self._call("exp", x)
 
     def expm1(self, x: Expression) -> Expression:
-        """Write an exponential less 1."""
         return self._call("expm1", x)
 
     def log(self, x: int) -> Expression:
-        """Write a logarithm."""
         return self._call("log", self.of(x))
 
     def minimum(self, *xs: Expression) -> Expression:
-        """Write a minimum."""
         return xs[0] if len(xs) == 1 else self._call("minimum", *xs)
 
     def maximum(self, *xs: Expression) -> Expression:
-        """Write a maximum."""
         return xs[0] if len(xs) == 1 else self._call("maximum", *xs)
 
     def max_over(self, start: int, stop: int, term: Callable[[Expression], Expression]) -> Expression:
