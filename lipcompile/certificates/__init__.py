@@ -208,9 +208,11 @@ def steps(graph: Graph, numbers: Bounds[Interval]) -> Json:
     """Return the steps forward, of the loss, backward and of the parameters."""
     unclipped = numbers if linear_in_loss(graph) else derive(graph, Certified(), through_clips=False)
     profile = reads_profile(graph)
+    assert graph.loss is not None
+    loss = graph.loss.loss
     return {
         "forward": [_forward(node, numbers, profile=profile) for node in graph.nodes],
-        "loss": _loss_step(graph, numbers),
+        "loss": {"rule": loss.name, "proof": loss.proof, "lipschitz": _upper(numbers.loss_lipschitz)},
         "backward": _backward(graph, numbers, unclipped),
         "parameters": _parameters(graph, numbers, unclipped),
     }
@@ -256,12 +258,6 @@ def _read(node: Node, numbers: Bounds[Interval]) -> dict[str, Interval]:
     return {
         role: bound for role, bound in numbers.theta[node.name].items() if node.op.parameter(role).is_constrained
     }
-
-
-def _loss_step(graph: Graph, numbers: Bounds[Interval]) -> Json:
-    assert graph.loss is not None
-    loss = graph.loss.loss
-    return {"rule": loss.name, "proof": loss.proof, "lipschitz": _upper(numbers.loss_lipschitz)}
 
 
 def _backward(graph: Graph, numbers: Bounds[Interval], unclipped: Bounds[Interval]) -> list[Json]:

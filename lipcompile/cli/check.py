@@ -30,7 +30,7 @@ from lipcompile.reports.console import show
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
-    from lipcompile.frontends.options import Loaded, ModelOptions
+    from lipcompile.frontends.options import ModelOptions
     from lipcompile.reports.sarif import Checked
 
 ACCEPTED, REJECTED, UNUSABLE = 0, 1, 2
@@ -161,16 +161,12 @@ def _derived(model: str, wanted: CheckOptions) -> Derivation:
     except OSError as error:
         raise input_error("LIP001", f"`{model}` cannot be read: {error.strerror}", "check the path") from None
     if certificate is not None and derivation.ok:
-        _certify(certificate, derivation, loaded)
+        from lipcompile import certificates
+
+        refuse_source(loaded.source.path, certificate)
+        document = certificates.certificate(derivation, planned_training(loaded))  # raises if a number is open
+        write_text(certificate, certificates.encode(document).decode())
     return derivation
-
-
-def _certify(path: Path, derivation: Derivation, loaded: Loaded) -> None:
-    """Write the certificate of an accepted model; raises InputError if it leaves a number open."""
-    from lipcompile.certificates import certificate, encode
-
-    refuse_source(loaded.source.path, path)
-    write_text(path, encode(certificate(derivation, planned_training(loaded))).decode())
 
 
 def _code(derivation: Derivation) -> int:

@@ -102,7 +102,8 @@ def _rows(use: Sequence[Part], analysis: Analysis) -> Iterator[str]:
         clipped = analysis.graph.clip_of(names[0]) is not None
         formula = "clipped" if clipped else _formula(together(bounds))
         yield f"| {title} | {formula} | {up(together(bounds).value)} |"
-        kappas = [found for part in use if (found := _kappa(part, role, analysis)) is not None]
+        found = [interval for part in use if (interval := analysis.numbers.kappa.get(part.key, {}).get(role))]
+        kappas = [kappa for interval in found if (kappa := finite(interval.upper)) is not None]
         if kappas:
             yield f"| κ of `{names[0]}` | | {up(max(kappas))} |"
 
@@ -115,12 +116,6 @@ def _of_node(found: LayerBounds) -> Iterator[str]:
     }
     for title, bound in titles.items():
         yield f"| {title} | {_formula(bound)} | {up(bound.value)} |"
-
-
-def _kappa(part: Part, role: str, analysis: Analysis) -> float | None:
-    """Return the certified κ of a parameter at one use, None where that is open."""
-    interval = analysis.numbers.kappa.get(part.key, {}).get(role)
-    return None if interval is None else finite(interval.upper)
 
 
 def _formula(bound: Bound) -> str:

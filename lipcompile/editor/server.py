@@ -121,7 +121,12 @@ async def _complete(ls: Server, params: lsp.CompletionParams) -> list[lsp.Comple
         for name, block in known.blocks.items()
     ]
     before = text.source[: text.offset_at_position(params.position)]
-    return [_item(one) for one in completions(before, blocks, names(known, params.position.line + 1))]
+    return [
+        lsp.CompletionItem(
+            one.word, kind=_KINDS[one.kind], detail=one.detail or None, documentation=one.text or None
+        )
+        for one in completions(before, blocks, names(known, params.position.line + 1))
+    ]
 
 
 @server.feature(lsp.TEXT_DOCUMENT_DEFINITION)

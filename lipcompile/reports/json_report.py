@@ -111,18 +111,14 @@ def _names_of_total(analysis: Analysis) -> list[Json] | None:
 
 def _model(derivation: Derivation) -> Json:
     source, analysis = derivation.source, derivation.analysis
+    size = analysis.graph.size() if analysis else None
     return {
         "name": source.name,
         "source": source.path,
         "format": source.format,
         "sha256": source.sha256,
-        "parameters": _size(analysis) if analysis else None,
+        "parameters": size.numerator if isinstance(size, Fraction) else None,
     }
-
-
-def _size(analysis: Analysis) -> int | None:
-    size = analysis.graph.size()
-    return size.numerator if isinstance(size, Fraction) else None
 
 
 def _diagnostic(found: Diagnostic) -> Json:
@@ -165,13 +161,11 @@ def _layer(node: Node, found: LayerBounds) -> Json:
 
 def _parameters(analysis: Analysis) -> list[Json]:
     owners = analysis.graph.owners()
-    return [
-        _parameter(parameter, owners[name].name, analysis.parameters.get(name), analysis.graph.clip_of(name))
-        for name, parameter in analysis.graph.parameters.items()
-    ]
+    return [_parameter(analysis, one, owners[one.name].name) for one in analysis.graph.parameters.values()]
 
 
-def _parameter(parameter: Parameter, layer: str, bound: Bound | None, clip: ClipGroup | None) -> Json:
+def _parameter(analysis: Analysis, parameter: Parameter, layer: str) -> Json:
+    bound, clip = analysis.parameters.get(parameter.name), analysis.graph.clip_of(parameter.name)
     return {
         "name": parameter.name,
         "layer": layer,
@@ -205,10 +199,9 @@ def _depth(analysis: Analysis | None) -> Json:
     return {
         "regime": depth.regime,
         "blocks": [_block(block) for block in depth.blocks],
-        "unsolved": [{"copies": _copies(found.layers), "reason": found.reason} for found in depth.unsolved],
+        "unsolved": [{"copies": list(map(list, one.layers)), "reason": one.reason} for one in depth.unsolved],
         "symbols": [_symbol(definition) for definition in depth.definitions],
-        "formula": text(total.expression) if total else None,
-        "latex": latex(total.expression) if total else None,
+        **(_formula(total.expression) if total else _NO_FORMULA),
         "growth": depth.growth,
         "advice": list(depth.advice),
     }
@@ -218,7 +211,7 @@ def _block(block: Block) -> Json:
     return {
         "name": block.name,
         "layers": list(block.layers[0]),
-        "copies": _copies(block.layers),
+        "copies": list(map(list, block.layers)),
         "repeats": block.repeats,
         "count": text(block.count),
         "index": text(block.index),
@@ -234,10 +227,6 @@ def _block(block: Block) -> Json:
         "gradient_bound": _formula(block.total),
         "curve": [{"copies": copies, "gradient_bound": bound} for copies, bound in block.curve],
     }
-
-
-def _copies(layers: Sequence[Sequence[str]]) -> list[list[str]]:
-    return [list(copy) for copy in layers]
 
 
 def _suggestion(change: Change) -> Json:

@@ -37,7 +37,10 @@ def report(derivation: Derivation, sources: Sources, *, verbose: bool = False) -
     """Yield the parts of the report, from the verdict down to the diagnostics."""
     yield _verdict(derivation)
     yield Text("")
-    yield Padding(_requirements(derivation), _INDENT, expand=False)
+    rows = table("", "", "", "")
+    for row in requirement_rows(derivation.requirements):
+        rows.add_row(styled(_MARKS[row.state]), row.number, row.title, printable(row.detail))
+    yield Padding(rows, _INDENT, expand=False)
     if derivation.analysis is not None:
         yield from _analysis(derivation.analysis, verbose=verbose)
     if derivation.diagnostics:
@@ -52,13 +55,6 @@ def _verdict(derivation: Derivation) -> Text:
     size = count(analysis.graph.size()) if analysis else ""
     detail = f"{size} parameters" if analysis else f"{errors} error{'s' if errors != 1 else ''}"
     return styled(mark, ": ", (printable(source.name), STRONG), f" from {printable(source.path)}, {detail}")
-
-
-def _requirements(derivation: Derivation) -> Table:
-    rows = table("", "", "", "")
-    for row in requirement_rows(derivation.requirements):
-        rows.add_row(styled(_MARKS[row.state]), row.number, row.title, printable(row.detail))
-    return rows
 
 
 def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lipcompile.cli.shared import tables
-from lipcompile.cli.shared.tables import Outcome, Parts
+from lipcompile.cli.shared.tables import Parts
 from lipcompile.tables.schema import Boolean, Category, Number
 from lipcompile.tables.schema_file import load
 from tests.cli.commands import run
@@ -36,9 +37,11 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Learned:
     """A learner that says what it was given."""
     given = []
 
-    def fit(parts: Parts, output: Path | None, **options: Any) -> Outcome:
+    def fit(parts: Parts, output: Path | None, **options: Any) -> tuple[float, Any, dict[str, Path]]:
         given.append((parts, {"output": output, **options}))
-        return Outcome(0.8125, 0.99991, 1e-5, options["seed"] is None, {"model": Path("run/model.pkl")})
+        budget, private = SimpleNamespace(delta=1e-5), options["seed"] is None
+        fitted = SimpleNamespace(epsilon=0.99991, budget=budget, private=private, searched=None)
+        return 0.8125, fitted, {"model": Path("run/model.pkl")}
 
     monkeypatch.setattr(tables, "fit", fit)
     return given

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lipcompile.learn.recipe import FEW
-from lipcompile.reports.html.table_page import Charge, Confusion, TablePage
+from lipcompile.reports.html.table_page import Confusion, TablePage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,9 +66,7 @@ def page_of(
         delta=fitted.budget.delta,
         private=fitted.private,
         charges=[
-            Charge(
-                **asdict(one), share=None if one.sampling_rate < 1 else one.steps / one.noise_multiplier**2 / paid
-            )
+            {**asdict(one), "share": None if one.sampling_rate < 1 else one.steps / one.noise_multiplier**2 / paid}
             for one in fitted.spent
         ],
         unpaid=[*unpaid, "The figures of the held-out rows are exact."],

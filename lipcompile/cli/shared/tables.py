@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from lipcompile.tables.schema import Ignore, Number, Schema
 from lipcompile.tables.schema_file import CLASSES_READ, KINDS_READ, NAMES_READ, placed, text
 
 if TYPE_CHECKING:
+    from lipcompile.learn.fitting import Fitted
     from lipcompile.tables.encode import Encoded
 
 SCHEMA = "schema.toml"
@@ -72,31 +73,11 @@ class Parts:
     unpaid: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came out.
-
-    Args:
-        score: on the rows to test on: the share that is right, or R².
-        epsilon: ε that was spent, rounded up.
-        delta: at this δ.
-        private: whether noise was drawn that nobody can predict.
-        files: what was written, by what it is.
-        searched: what a search has kept; None: none was made.
-    """
-
-    score: float
-    epsilon: float
-    delta: float
-    private: bool = True
-    files: Mapping[str, Path] = field(default_factory=dict)
-    searched: str | None = None
-
-
-def fit(parts: Parts, output: Path | None, **options: Any) -> Outcome:
+def fit(parts: Parts, output: Path | None, **options: Any) -> tuple[float, Fitted, dict[str, Path]]:
     """Train privately and test, with these options of `fit_table`; write to a folder, if there is one.
 
-    Raises InputError (LIP401, LIP403).
+    Returns the score on the rows to test on (the share that is right, or R²), what was fitted, and the files that
+    were written, by what they are. Raises InputError (LIP401, LIP403).
     """
     from lipcompile.cli.shared.table_report import Course, page_of
     from lipcompile.learn.table_model import fit_table
@@ -127,8 +108,7 @@ def fit(parts: Parts, output: Path | None, **options: Any) -> Outcome:
         page = page_of(model, parts.test, outputs, course, parts.source, len(parts.train.x), parts.unpaid)
         write_text(output / PAGE, render_table(page))
         files = {"model": output / MODEL, "ledger": output / LEDGER, "page": output / PAGE}
-    fitted = model.fitted
-    return Outcome(score, fitted.epsilon, fitted.budget.delta, fitted.private, files, fitted.searched)
+    return score, model.fitted, files
 
 
 def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
@@ -147,11 +127,17 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
             err=True,
         )
     warn_of_delta(options["delta"] or 0.0, len(parts.train.x))
-    outcome = fit(replace(parts, source=run.data.name, unpaid=origins), run.output, **options)
-    files = dict(outcome.files)
+    score, fitted, files = fit(replace(parts, source=run.data.name, unpaid=origins), run.output, **options)
     if run.output is not None:
         files["schema"] = _kept(parts.schema, origins, run.data.name, run.output)
-    _print(outcome, files, parts.schema)
+    told = accuracy(score) if parts.schema.task == "classification" else f"test R² {score:.3f}"
+    promise = "" if fitted.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
+    click.echo(f"{told} on the held-out rows; this figure is exact, so it is not private")
+    click.echo(f"ε = {upward(fitted.epsilon, 4)} at δ = {fitted.budget.delta:g}{promise}")
+    if fitted.searched is not None:
+        click.echo(f"the search kept: {fitted.searched}")
+    for name, path in files.items():
+        click.echo(f"{name:<11} {path}")
     return 0
 
 
@@ -254,14 +240,3 @@ def _kept(schema: Schema, origins: list[str], source: str, output: Path) -> Path
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / SCHEMA, text(placed(schema, Path()), source, origins))
     return output / SCHEMA
-
-
-def _print(outcome: Outcome, files: Mapping[str, Path], schema: Schema) -> None:
-    score = accuracy(outcome.score) if schema.task == "classification" else f"test R² {outcome.score:.3f}"
-    promise = "" if outcome.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
-    click.echo(f"{score} on the held-out rows; this figure is exact, so it is not private")
-    click.echo(f"ε = {upward(outcome.epsilon, 4)} at δ = {outcome.delta:g}{promise}")
-    if outcome.searched is not None:
-        click.echo(f"the search kept: {outcome.searched}")
-    for name, path in files.items():
-        click.echo(f"{name:<11} {path}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
@@ -11,21 +12,6 @@ from lipcompile.numbers.rounding import upward
 from lipcompile.reports.html.plots import Plot, Series, plot
 from lipcompile.reports.templating import environment
 from lipcompile.version import __version__
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """A line of the ledger.
-
-    Args:
-        share: of the budget, counted in 1/σ²; None of samples of the rows, whose cost does not add up so.
-    """
-
-    purpose: str
-    steps: int
-    sampling_rate: float
-    noise_multiplier: float
-    share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +33,8 @@ class TablePage:
         measure, score: what was measured on the rows to test on, and how much it is.
         epsilon, delta: what was spent.
         private: False if a seed was fixed.
-        charges: lines of the ledger.
+        charges: lines of the ledger: purpose, steps, sampling_rate, noise_multiplier, and the share of the budget,
+            counted in 1/σ²; None of samples of the rows, whose cost does not add up so.
         unpaid: what was taken from rows and is in no ledger, sentences.
         advice: what would make the model better, sentences.
         course: (ε spent, score) during training.
@@ -67,7 +54,7 @@ class TablePage:
     epsilon: float
     delta: float
     private: bool
-    charges: Sequence[Charge]
+    charges: Sequence[Mapping[str, Any]]
     unpaid: Sequence[str]
     advice: Sequence[str]
     course: Sequence[tuple[float, float]]
