@@ -1,8 +1,7 @@
 """Error of correlated noise against independent noise, at the same privacy, and what its stream costs.
 
-    python benchmarks/correlated_noise.py [--examples 60000] [--batch 512] [--epochs 20] [--delta 1e-5]
-                                          [--accountant pld] [--neighbours add_remove] [--parameters 1000000]
-                                          [--json FILE]
+    python -m benchmarks.correlated_noise [--examples 60000] [--batch 512] [--epochs 20] [--delta 1e-5]
+        [--accountant pld] [--neighbours add_remove] [--parameters 1000000] [--json FILE]
 
 For each ε and each strategy: σ that the accountant calibrates, and the root mean squared error of the prefix sums
 of the gradients as a share of that of independent noise with Poisson sampling (1 band). Those for a fixed order
@@ -13,10 +12,8 @@ the network, at every step; one thread.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,8 @@ from lipcompile_torch.factorisation import (
     optimal_banded,
     optimal_blt,
 )
+
+from benchmarks.harness import in_turns, options, save
 
 BANDS = (1, 2, 4, 8, 16, 32, 64)
 EPSILONS = (1.0, 4.0, 16.0)
@@ -61,11 +60,7 @@ def stream_cost(strategy: Strategy, parameters: int) -> dict[str, float]:
     """Return bytes, and median CPU nanoseconds of a step, for each parameter."""
     stream: Any = strategy.stream()
     normal = torch.randn(parameters, dtype=torch.float64)
-    times = []
-    for _ in range(min(strategy.steps, 6)):
-        started = time.process_time()
-        stream.next("weight", normal)
-        times.append(time.process_time() - started)
+    times = in_turns({"": lambda: stream.next("weight", normal)}, min(strategy.steps - 1, 6), "cpu")[""]
     nanoseconds = 1e9 * statistics.median(times) / parameters
     rows = strategy.bands - 1 if isinstance(strategy, BandedToeplitz) else len(getattr(strategy, "decays", ()))
     return {"bytes": 8 * rows, "nanoseconds": nanoseconds}
@@ -100,22 +95,22 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--examples", type=int, default=60000)
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--accountant", choices=["rdp", "pld"], default="pld")
-    parser.add_argument("--neighbours", choices=["add_remove", "replace_one"], default="add_remove")
-    parser.add_argument("--parameters", type=int, default=1_000_000)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(
+        __doc__,
+        examples=60000,
+        batch=512,
+        epochs=20,
+        delta=1e-5,
+        accountant=("pld", "rdp"),
+        neighbours=("add_remove", "replace_one"),
+        parameters=1_000_000,
+        json=Path,
+    )
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = table(arguments)
     show(rows)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"settings": vars(arguments), "rows": rows}, indent=2, default=str))
+    save(arguments.json, {"settings": vars(arguments), "rows": rows})
 
 
 if __name__ == "__main__":

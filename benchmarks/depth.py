@@ -1,6 +1,6 @@
 """Theorem 1 in numbers: bounds of the whole gradient by depth, beside the formulas that give them.
 
-    python benchmarks/depth.py [--write]
+    python -m benchmarks.depth [--write]
 
 Prints the tables of docs/depth.md; with --write they replace those of the page, and docs/depth.svg is drawn anew.
 Formulas come from networks whose depth is open, numbers from the same networks unrolled to that depth.
@@ -8,8 +8,6 @@ Formulas come from networks whose depth is open, numbers from the same networks 
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,6 +17,7 @@ from typing import Any
 
 import sympy
 
+from benchmarks.harness import DOCS, line, options, saved, show, written
 from lipcompile import ModelOptions
 from lipcompile.analysis import bounds
 from lipcompile.analysis.canonical import canonical
@@ -28,9 +27,8 @@ from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.rounding import upward
 from lipcompile.pipeline import derive, load
 
-DOCS = Path(__file__).parent.parent / "docs"
 PAGE, PLOT = DOCS / "depth.md", DOCS / "depth.svg"
-BEGIN, END = "<!-- begin: python benchmarks/depth.py --write -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: python -m benchmarks.depth --write -->", "<!-- end -->"
 DEPTHS = (1, 2, 5, 10, 20, 40, 100, 1000)
 BIAS = Fraction(1, 2)
 
@@ -90,10 +88,10 @@ NETWORKS = (
 
 def analysed(source: str, bindings: dict[str, Fraction], *, numbers: bool) -> Analysis:
     """Derive a model; with `numbers`, for inputs of norm 1 and a loss with the constant 1."""
-    options = ModelOptions(bindings=bindings)
+    known = ModelOptions(bindings=bindings)
     if numbers:
-        options = ModelOptions(input_norm=Fraction(1), loss="kr", bindings=bindings)
-    derivation = derive(read(source, options), options)
+        known = ModelOptions(input_norm=Fraction(1), loss="kr", bindings=bindings)
+    derivation = derive(read(source, known), known)
     assert derivation.analysis is not None, derivation.diagnostics
     return derivation.analysis
 
@@ -105,12 +103,10 @@ def unrolled(source: str, bindings: dict[str, Fraction]) -> float | None:
     return finite(bounds.derive(canonical(loaded.graph)[0], Certified()).total.upper)
 
 
-def read(source: str, options: ModelOptions) -> Loaded:
+def read(source: str, known: ModelOptions) -> Loaded:
     """Read a model of the language."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "network.lip"
-        path.write_text(source, encoding="utf-8")
-        return load(str(path), options)
+    with written(source) as path:
+        return load(str(path), known)
 
 
 @dataclass(frozen=True)
@@ -143,17 +139,12 @@ def columns(network: Network) -> list[Column]:
 def table(network: Network) -> Iterator[str]:
     """Yield the rows of a table."""
     found = columns(network)
-    yield row("T", [f"α = {one.rate}{', biases' if one.bias else ''}" for one in found])
-    yield row("--:", ["--:" for _ in found])
+    yield line("T", *(f"α = {one.rate}{', biases' if one.bias else ''}" for one in found))
+    yield line("--:", *("--:" for _ in found))
     for index, depth in enumerate(DEPTHS):
-        yield row(str(depth), [cell(one.bounds[index]) for one in found])
-    yield row("regime", [one.regime for one in found])
-    yield row("order", [f"`{one.growth.replace('depth', 'T')}`" for one in found])
-
-
-def row(first: str, cells: list[str]) -> str:
-    """Write a row of a table."""
-    return f"| {' | '.join([first, *cells])} |"
+        yield line(str(depth), *(cell(one.bounds[index]) for one in found))
+    yield line("regime", *(one.regime for one in found))
+    yield line("order", *(f"`{one.growth.replace('depth', 'T')}`" for one in found))
 
 
 def cell(bound: float | None) -> str:
@@ -208,13 +199,6 @@ def part() -> str:
     return "\n".join(section(network) for network in NETWORKS)
 
 
-def written(page: str) -> str:
-    """Return the page with its part derived anew."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{part()}\n{END}{after}"
-
-
 def draw(path: Path) -> None:
     """Draw the bounds of chains against their depth."""
     import matplotlib as mpl
@@ -237,18 +221,15 @@ def draw(path: Path) -> None:
             )
         axes.grid(alpha=0.3)
         axes.legend(loc="upper left")
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        saved(figure, path)
 
 
 def main() -> None:
     """Print the tables, or write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="rewrite docs/depth.md and docs/depth.svg")
-    if not parser.parse_args().write:
-        print(part())
-        return
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    draw(PLOT)
+    write = options(__doc__, write=False).write
+    show(part(), PAGE, BEGIN, END, write)
+    if write:
+        draw(PLOT)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,8 @@ thread other programs disturb them less.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +23,8 @@ from lipcompile_torch import native
 from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
 from lipcompile_torch.clip.outer_products import Windows
 
-from benchmarks.kernels import Run, measure
+from benchmarks.harness import CLOCKS, in_turns, medians, options, save
+from benchmarks.kernels import Run
 
 # channels, filters, size of the kernel, size of the image, stride, padding, groups
 CONVOLUTIONS = {
@@ -118,23 +116,14 @@ def cases(batch: int, only: str) -> Iterator[tuple[str, dict[str, Run]]]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--only", default="", help="cases whose names this regular expression finds")
-    parser.add_argument("--by-torch", action="store_true", help="torch's operations in place of the kernels")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    given = options(__doc__, threads=2, batch=512, runs=9, clock=tuple(CLOCKS), only="", by_torch=False, json=Path)
+    torch.set_num_threads(given.threads)
     torch.manual_seed(0)
-    if options.by_torch:
+    if given.by_torch:
         native.kernels = None
-    clock = time.perf_counter if options.clock == "wall" else time.process_time
     found, ratios = {}, []
-    for title, functions in cases(options.batch, options.only):
-        times = measure(functions, options.runs, clock, torch.device("cpu"))
+    for title, functions in cases(given.batch, given.only):
+        times = medians(in_turns(functions, given.runs, given.clock))
         own = {name: seconds / times["torch"] for name, seconds in times.items() if name != "torch"}
         print(f"{title:30} torch {1e3 * times['torch']:8.2f} ms", end="   ")
         print(*(f"{name} {ratio:5.2f}" for name, ratio in own.items()), sep="   ", flush=True)
@@ -143,9 +132,7 @@ def main() -> None:
     for name in ratios[0] if ratios else ():
         mean = math.exp(sum(math.log(own[name]) for own in ratios) / len(ratios))
         print(f"{name}: {mean:.2f} times torch in the geometric mean")
-    if options.json:
-        described = {"threads": options.threads, "batch": options.batch, "seconds": found}
-        options.json.write_text(json.dumps(described, indent=2), encoding="utf-8")
+    save(given.json, {"threads": given.threads, "batch": given.batch, "seconds": found})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ bound is exceeded.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.harness import DOCS, Some, line, show
+from benchmarks.harness import options as said
 from lipcompile.fixing import FixOptions, fix
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.numbers.rounding import upward
@@ -28,7 +29,7 @@ from tests.exports.attack import Attained
 from tests.exports.exporting import NO_WORDS, OPSETS, USUAL, Export, exports
 from tests.exports.verdicts import Verdict, attained, derived, difference, emitted, options, verdict
 
-PAGE = Path(__file__).parent.parent / "docs" / "architectures.md"
+PAGE = DOCS / "architectures.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.exports --write -->", "<!-- end -->"
 # The largest difference to onnxruntime, of the largest output.
 AGREE = 1e-5
@@ -155,31 +156,15 @@ def number(value: float | None) -> str:
     return "none" if value is None or math.isnan(value) else upward(value, 2)
 
 
-def line(*cells: str) -> str:
-    """Write a row of a table."""
-    return f"| {' | '.join(cells)} |"
-
-
 def tables(rows: Sequence[Row], repairs: Mapping[str, Repaired]) -> str:
     """Return what stands between the marks of the page."""
     verdicts, bounds = "\n".join(of_verdicts(rows)), "\n".join(of_bounds(rows, repairs))
     return f"## Verdicts\n\n{verdicts}\n\n## Bounds\n\n{bounds}\n"
 
 
-def written(page: str, part: str) -> str:
-    """Return the page with its part replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{part}\n{END}{after}"
-
-
 def main() -> int:
     """Examine, print or write; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
-    parser.add_argument("--inputs", type=int, default=12, help="inputs of an attack")
-    parser.add_argument("--write", action="store_true", help="rewrite docs/architectures.md")
-    arguments = parser.parse_args()
+    arguments = said(__doc__, only=Some([*ARCHITECTURES]), inputs=12, write=False)
     rows, repairs = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.only:
@@ -187,11 +172,7 @@ def main() -> int:
                 rows.append(examined(name, exporter, arguments.inputs, Path(folder)))
                 print(f"{name}, {exporter}: {len(rows[-1].verdicts)} files", file=sys.stderr)
             repairs[name] = repaired(name, Path(folder))
-    part = tables(rows, repairs)
-    if arguments.write:
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), part), encoding="utf-8")
-    else:
-        print(part)
+    show(tables(rows, repairs), PAGE, BEGIN, END, arguments.write)
     faults = [fault for row in rows for fault in row.faults()]
     print(*faults, sep="\n", end="", file=sys.stderr)
     return 1 if faults else 0

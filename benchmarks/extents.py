@@ -1,6 +1,6 @@
 """What each refinement of the abstract value buys: bounds of the whole gradient with it and without.
 
-    python benchmarks/extents.py [--json FILE]
+    python -m benchmarks.extents [--json FILE]
 
 Columns are ratios to the bound as it is: without bounds of rows and entries (every rule sees the norm in their
 place), without parts of one cotangent (branches that a merge joins count in full each), without disjoint slices
@@ -9,15 +9,13 @@ place), without parts of one cotangent (branches that a merge joins count in ful
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks.harness import EXAMPLES, options, save, written
 from lipcompile import pipeline
 from lipcompile.analysis import bounds
 from lipcompile.analysis.disjoint_parts import PartwiseBound
@@ -26,7 +24,6 @@ from lipcompile.core.record import Extent
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers.certified import Certified
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 SEQUENCE = "input x: tensor[8, 16], norm <= 2\n"
 VECTOR = "input x: tensor[16], norm <= 2\n"
 # Beside the examples that fork: one model for each thing that the refinements are about.
@@ -105,15 +102,14 @@ def row(graph: Graph) -> dict[str, float]:
 
 def graphs() -> Iterator[tuple[str, Graph]]:
     """Yield the examples that are more than a chain, and the models above."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, body in MODELS.items():
-            text = f"model m {{ {body} loss cross_entropy }}"
-            (Path(folder) / f"{name}.lip").write_text(text, encoding="utf-8")
-        for path in [*sorted(EXAMPLES.glob("*.lip")), *(Path(folder) / f"{name}.lip" for name in MODELS)]:
+    examples = {path.stem: path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*.lip"))}
+    models = {name: f"model m {{ {body} loss cross_entropy }}" for name, body in MODELS.items()}
+    for name, text in (examples | models).items():
+        with written(text) as path:
             loaded = pipeline.load(str(path), ModelOptions())
-            assert loaded.graph is not None, loaded.diagnostics
-            if any(len(node.inputs) > 1 or node.op.reads for node in loaded.graph.nodes):
-                yield path.stem, loaded.graph
+        assert loaded.graph is not None, loaded.diagnostics
+        if any(len(node.inputs) > 1 or node.op.reads for node in loaded.graph.nodes):
+            yield name, loaded.graph
 
 
 def shown(ratio: float) -> str:
@@ -123,15 +119,12 @@ def shown(ratio: float) -> str:
 
 def main() -> None:
     """Derive and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, json=Path)
     table = {name: row(graph) for name, graph in graphs()}
     print(f"{'':18} {'bound':>8}  " + "".join(f"{f'no {name}':>18}" for name in SWITCHES))
     for name, found in table.items():
         print(f"{name:18} {found['total']:8.4g}  " + "".join(f"{shown(found[switch]):>18}" for switch in SWITCHES))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(table, indent=2), encoding="utf-8")
+    save(arguments.json, table)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,8 @@ Every operation takes a turn in every run; the medians over the runs give the ra
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +25,10 @@ from lipcompile_torch.nn import functional as lf
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from benchmarks.harness import CLOCKS, in_turns, medians, options, save
 from benchmarks.steps.networks import NETWORKS, Network
 
 Run = Callable[[], object]
-Ratios = dict[str, float]
 
 IMAGES = {"32×28×28": (128, 32, 28, 28), "64×14×14": (128, 64, 14, 14)}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -67,15 +64,6 @@ def both_ways(function: Callable[[Tensor], Tensor], x: Tensor) -> Run:
     return run
 
 
-def forwards(function: Callable[[Tensor], Tensor], x: Tensor) -> Run:
-    """Return a forward pass."""
-
-    def run() -> None:
-        function(x)
-
-    return run
-
-
 def training(module: Any, network: Network, batch: int, device: torch.device) -> Run:
     """Return a step of plain SGD."""
     module = module.to(device)
@@ -101,7 +89,7 @@ def kernels(device: torch.device) -> Iterator[tuple[str, dict[str, Run]]]:
     yield "512", {label: both_ways(f, x) for label, f in ACTIVATIONS.items()}
     for batch, entries in ((128, 784), (2048, 784), (2048, 3072)):
         x = torch.randn(batch, entries, device=device)
-        yield f"{batch} inputs of {entries}", {label: forwards(f, x) for label, f in CLIPS.items()}
+        yield f"{batch} inputs of {entries}", {label: partial(f, x) for label, f in CLIPS.items()}
 
 
 def networks(batches: list[int], device: torch.device) -> Iterator[tuple[str, dict[str, Run]]]:
@@ -116,51 +104,42 @@ def networks(batches: list[int], device: torch.device) -> Iterator[tuple[str, di
             )
 
 
-def measure(functions: dict[str, Run], runs: int, clock: Callable[[], float], device: torch.device) -> Ratios:
-    """Return the median seconds of each, after one run to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for run in range(runs + 1):
-        for name, function in functions.items():
-            start = clock()
-            function()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            if run:
-                times[name].append(clock() - start)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+def waiting(functions: dict[str, Run], device: torch.device) -> dict[str, Run]:
+    """Return the same, each of which waits for the device."""
+
+    def run(function: Run) -> None:
+        function()
+        torch.cuda.synchronize(device)
+
+    return {name: partial(run, f) for name, f in functions.items()} if device.type == "cuda" else functions
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
-    parser.add_argument("--batches", type=int, nargs="+", default=[128, 512, 2048])
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--only", choices=("kernels", "networks"))
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    device, clock = (
-        torch.device(options.device),
-        time.perf_counter if options.clock == "wall" else time.process_time,
+    given = options(
+        __doc__,
+        threads=2,
+        device="cpu",
+        batches=[128, 512, 2048],
+        runs=9,
+        clock=tuple(CLOCKS),
+        only=("", "kernels", "networks"),
+        json=Path,
     )
-    parts = {"kernels": lambda: kernels(device), "networks": lambda: networks(options.batches, device)}
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    device = torch.device(given.device)
+    parts = {"kernels": lambda: kernels(device), "networks": lambda: networks(given.batches, device)}
     found = {}
-    for part in [options.only] if options.only else parts:
+    for part in [given.only] if given.only else parts:
         for title, functions in parts[part]():
-            times = measure(functions, options.runs, clock, device)
+            times = medians(in_turns(waiting(functions, device), given.runs, given.clock))
             first, *others = times
             for name in others:
                 ratio = f"{times[name] / times[first]:6.2f} times {first}"
                 print(f"{title:26} {name:22} {1e3 * times[name]:9.2f} ms {ratio}", flush=True)
             found[f"{title}: {first}"] = times
-    if options.json:
-        options.json.write_text(
-            json.dumps({"threads": options.threads, "seconds": found}, indent=2), encoding="utf-8"
-        )
+    save(given.json, {"threads": given.threads, "seconds": found})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Accuracy of every mechanism on MNIST: the same network, the same budget.
 
-    python benchmarks/mechanisms.py --data FOLDER [--rows WORD] [--seeds 3] [--json FILE]
+    python -m benchmarks.mechanisms --data FOLDER [--rows WORD] [--seeds 3] [--json FILE]
 
 FOLDER holds `mnist.npz`, with x_train, y_train, x_test, y_test as in the original. Images are averaged to 14 × 14
 pixels, which keeps per-example gradients affordable. 6,000 training images are set aside: the learning rate of
@@ -14,8 +14,6 @@ of the same names in the JSON file, and the others stay.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import time
@@ -23,7 +21,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,8 +35,9 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere in this
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from lipcompile.emitters.torch.emit import emit
-from lipcompile.pipeline import check
+from benchmarks.harness import emitted, options
+from benchmarks.utility.study import Rows
+from benchmarks.utility.training import batches_of
 
 NETWORK = Path(__file__).parent / "mechanisms.lip"
 EPSILON, DELTA, EPOCHS, BATCH, VALIDATION = 3.0, 1e-5, 5, 2048, 6000
@@ -139,9 +137,7 @@ def build(row: Row) -> Any:
     """Return the network with fresh weights."""
     if row.relu:
         return nn.Sequential(nn.Linear(196, 64), nn.ReLU(), nn.Linear(64, 10))
-    module = ModuleType("mechanisms")
-    exec(emit(check(str(NETWORK)), row.follow), module.__dict__)
-    return module.Model()
+    return emitted(NETWORK, follow=row.follow)()
 
 
 class Trial:
@@ -232,14 +228,10 @@ def _entropies(output: Tensor, target: Tensor) -> Tensor:
 
 def _annealed(loader: Any, optimizer: Any, steps: int) -> Iterator[Any]:
     """Yield so many batches, with a learning rate that falls to 0 by half a cosine."""
-    start, step = optimizer.param_groups[0]["lr"], 0
-    while step < steps:
-        for batch in loader:
-            optimizer.param_groups[0]["lr"] = start * (1 + math.cos(math.pi * step / steps)) / 2
-            yield batch
-            step += 1
-            if step == steps:
-                return
+    start = optimizer.param_groups[0]["lr"]
+    for step, batch in enumerate(batches_of(loader, steps)):
+        optimizer.param_groups[0]["lr"] = start * (1 + math.cos(math.pi * step / steps)) / 2
+        yield batch
 
 
 def measure(row: Row, data: Data, seeds: int) -> dict[str, Any]:
@@ -271,38 +263,22 @@ def line(name: str, found: Mapping[str, Any]) -> str:
     )
 
 
-def write(path: Path, settings: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Put rows into the file, beside those of other names that were measured with the same settings."""
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    rows = dict(found) if before.get("settings") != settings else before["rows"] | found
-    ordered = {row.name: rows[row.name] for row in ROWS if row.name in rows}
-    text = json.dumps({"settings": settings, "rows": ordered}, indent=2, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--rows", default="", help="only rows with this word in their names")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, data=..., rows="", seeds=3, json=Path)
     torch.set_num_threads(1)
     data = load(arguments.data)
+    settings = {"epsilon": EPSILON, "delta": DELTA, "epochs": EPOCHS, "batch": BATCH, "rates": list(RATES)}
+    kept = Rows(arguments.json, settings | {"seeds": arguments.seeds})
     heading = ("mechanism", "neighbours", "acc.", "ε", "σ", "rate", "test accuracy", "seconds")
     print("{:30} {:11} {:4} {:>6} {:>7} {:>5} {:>14} {:>7}".format(*heading), flush=True)
-    found: dict[str, Any] = {}
     for row in (row for row in ROWS if arguments.rows in row.name):
         try:
-            found[row.name] = measure(row, data, arguments.seeds)
-            print(line(row.name, found[row.name]), flush=True)
+            kept.put(row.name, measure(row, data, arguments.seeds))
+            print(line(row.name, kept.rows[row.name]), flush=True)
         except (BudgetError, ImportError) as error:
-            found[row.name] = {"left out": str(error)}
+            kept.put(row.name, {"left out": str(error)})
             print(f"{row.name:30} left out: {error}", flush=True)
-    if arguments.json:
-        settings = {"epsilon": EPSILON, "delta": DELTA, "epochs": EPOCHS, "batch": BATCH, "rates": list(RATES)}
-        write(arguments.json, settings | {"seeds": arguments.seeds}, found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How near the certified operator norms come to the true ones, and what they cost.
 
-    python benchmarks/norms.py [--json FILE]
+    python -m benchmarks.norms [--json FILE]
 
 The truth is the largest singular value of the dense matrix of the map, in float64. `ratio` is bound / truth,
 `cost` the time of the bound over that of the dense decomposition, both in one run. Training uses the last row.
@@ -8,8 +8,6 @@ The truth is the largest singular value of the dense matrix of the map, in float
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ from lipcompile_torch.certify.operators import Convolution
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from benchmarks.harness import options, save
 from lipcompile.ops.counting import reads, taps, windows_of
 
 REPEATS = 3
@@ -39,8 +38,9 @@ def clock(function: Callable[[], float]) -> tuple[float, float]:
     return value, min(times)
 
 
-def iterated(stack: GramStack, steps: int) -> float:
+def iterated(described: Callable[[], GramStack], steps: int) -> float:
     """The bound of a stack by Gram iteration instead of a Cholesky proof."""
+    stack = described()
     eigenvalue = float(gram_iteration(stack.grams, steps).max())
     return stack.factor * (math.sqrt(eigenvalue + stack.gram_error) + stack.map_error)
 
@@ -64,12 +64,8 @@ Row = tuple[str, Callable[[], float]]
 def stack_rows(stack: Callable[[], GramStack]) -> list[Row]:
     """Bounds from one description of a map; each builds its Gram matrices anew, as training does."""
     name = stack().name
-    iterations = [(f"{name}: Gram iteration, t = {t}", partial(_iterated, stack, t)) for t in (4, 10)]
+    iterations = [(f"{name}: Gram iteration, t = {t}", partial(iterated, stack, t)) for t in (4, 10)]
     return [*iterations, (f"{name}: Cholesky", lambda: stack().bound)]
-
-
-def _iterated(stack: Callable[[], GramStack], steps: int) -> float:
-    return iterated(stack(), steps)
 
 
 def convolution_rows(kernel: Tensor, conv: Convolution) -> list[Row]:
@@ -143,12 +139,8 @@ def measure() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print the table, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    found = measure()
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+    path = options(__doc__, json=Path).json
+    save(path, measure())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cost of certified projection on weights that noise moves, beside the gradient of the same network, in one run.
 
-    python benchmarks/projection.py [--batch 512] [--steps 30] [--slacks 0 0.1] [--json FILE]
+    python -m benchmarks.projection [--batch 512] [--steps 30] [--slacks 0 0.1] [--json FILE]
 
 Each step moves the weights by a learning rate times the noise that SGD at σ = 1 would draw, and projects them. For
 each network and rate: `moves`, by how much a step moves the first weight in operator norm (its bound is 1, but for
@@ -11,15 +11,11 @@ projection over the median gradient. Slack 0 scales no weight without a certific
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -28,10 +24,8 @@ from lipcompile_torch.certify.drift import Moments
 from lipcompile_torch.certify.projection import Amortised
 from torch import Tensor
 
-from lipcompile.emitters.torch.emit import emit
-from lipcompile.pipeline import check
+from benchmarks.harness import EXAMPLES, Some, emitted, options, save, written
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 WIDE = """model mlp512 {
     input image: tensor[784], norm <= 1.0
     dense(512)
@@ -47,16 +41,13 @@ RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 _WARM_UP = 5  # the first certificates are made in float64, and leave no anchors
 
 
-def build(name: str, folder: Path) -> Any:
+def build(name: str) -> Any:
     """Compile an example network."""
-    path = EXAMPLES / f"{name}.lip"
-    if not path.exists():
-        path = folder / f"{name}.lip"
-        path.write_text(WIDE, encoding="utf-8")
-    module = ModuleType(name)
-    exec(emit(check(str(path))), module.__dict__)
+    with written(WIDE) as wide:
+        own = EXAMPLES / f"{name}.lip"
+        model = emitted(own if own.exists() else wide)
     torch.manual_seed(0)
-    return module.Model()
+    return model()
 
 
 def milliseconds(part: Callable[[], None]) -> float:
@@ -128,37 +119,29 @@ def measure(model: Any, rate: float, slack: float, batch: int, steps: int) -> di
     }
 
 
-def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+def rows(arguments: Any) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield every network with every rate and slack."""
     for name in arguments.networks:
         for rate in RATES:
             for slack in arguments.slacks:
-                yield name, measure(build(name, folder), rate, slack, arguments.batch, arguments.steps)
+                yield name, measure(build(name), rate, slack, arguments.batch, arguments.steps)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--slacks", type=float, nargs="+", default=[0.1])
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, batch=512, steps=30, slacks=[0.1], networks=Some(NETWORKS), json=Path)
     torch.set_num_threads(1)
     heading = ("network", "rate", "slack", "moves", "project", "certified", "measured", "share")
     print("{:9} {:>6} {:>6} {:>7} {:>10} {:>10} {:>9} {:>7}".format(*heading), flush=True)
     found: list[dict[str, Any]] = []
-    with TemporaryDirectory() as folder:
-        for name, row in rows(arguments, Path(folder)):
-            found.append({"network": name, **row})
-            print(
-                f"{name:9} {row['rate']:6} {row['slack']:6} {row['moves']:7.1%} {row['milliseconds']:8.2f}ms"
-                f" {row['certified']:10.2f} {row['measured']:9.2f} {row['milliseconds'] / row['gradient']:7.1%}",
-                flush=True,
-            )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"batch": arguments.batch, "rows": found}, indent=2))
+    for name, row in rows(arguments):
+        found.append({"network": name, **row})
+        print(
+            f"{name:9} {row['rate']:6} {row['slack']:6} {row['moves']:7.1%} {row['milliseconds']:8.2f}ms"
+            f" {row['certified']:10.2f} {row['measured']:9.2f} {row['milliseconds'] / row['gradient']:7.1%}",
+            flush=True,
+        )
+    save(arguments.json, {"batch": arguments.batch, "rows": found})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """CPU time and memory of `lipcompile check` on deep networks, and how both grow with the number of layers.
 
-    python benchmarks/scale.py [--runs 3] [--sizes 1000 10000] [--only ONNX …] [--json FILE]
+    python -m benchmarks.scale [--runs 3] [--sizes 1000 10000] [--only ONNX …] [--json FILE]
 
 A chain has that many linear layers and as many activations; a network of residual blocks has half as many blocks,
 each of three nodes or four. Every run is a process of its own, text and JSON output, sizes and models interleaved;
@@ -10,18 +10,15 @@ of the larger and the smaller size, `without start` the same after the time of a
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.harness import Cost, cost, options, save
 
 WIDTH = 16
 LIMIT_SECONDS, LIMIT_MEGABYTES, LIMIT_RATIO = 20, 1000, 13
@@ -95,24 +92,10 @@ KINDS = {
 FORMATS = ("text", "json")
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one process took."""
-
-    seconds: float
-    megabytes: float
-
-
-def cost(model: Path, form: str) -> Cost:
+def checked(model: Path, form: str) -> Cost:
     """Check a model in a process of its own."""
-    options = ["--input-norm", "1", "--loss", "cross_entropy"] if model.suffix == ".onnx" else []
-    command = [sys.executable, "-m", "lipcompile", "check", str(model), *options, *BEYOND, "--format", form]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} failed")
-    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000)
+    given = ["--input-norm", "1", "--loss", "cross_entropy"] if model.suffix == ".onnx" else []
+    return cost("-m", "lipcompile", "check", model, *given, *BEYOND, "--format", form)
 
 
 def measured(
@@ -127,33 +110,29 @@ def measured(
     for _ in range(runs):
         for (name, size), model in models.items():
             for form in FORMATS:
-                yield name, size, form, cost(model, form)
+                yield name, size, form, checked(model, form)
 
 
 def medians(costs: list[Cost]) -> Cost:
     """Return the median time and the largest memory."""
-    return Cost(statistics.median(one.seconds for one in costs), max(one.megabytes for one in costs))
+    wall, cpu = (statistics.median(getattr(one, clock) for one in costs) for clock in ("wall", "cpu"))
+    return Cost(wall, cpu, max(one.megabytes for one in costs))
 
 
 def row(name: str, form: str, start: Cost, small: Cost, large: Cost) -> str:
     """Return one line of the table."""
-    grows = large.seconds / small.seconds
-    bare = (large.seconds - start.seconds) / (small.seconds - start.seconds)
-    within = large.seconds <= LIMIT_SECONDS and large.megabytes <= LIMIT_MEGABYTES and grows <= LIMIT_RATIO
+    grows = large.cpu / small.cpu
+    bare = (large.cpu - start.cpu) / (small.cpu - start.cpu)
+    within = large.cpu <= LIMIT_SECONDS and large.megabytes <= LIMIT_MEGABYTES and grows <= LIMIT_RATIO
     return (
-        f"{name:28} {form:4} {small.seconds:6.2f} s {large.seconds:6.2f} s {large.megabytes:6.0f} MB"
+        f"{name:28} {form:4} {small.cpu:6.2f} s {large.cpu:6.2f} s {large.megabytes:6.0f} MB"
         f" {grows:6.1f} {bare:14.1f}  {'' if within else 'beyond the limit'}"
     ).rstrip()
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--sizes", type=int, nargs=2, default=[1000, 10000], metavar=("SMALL", "LARGE"))
-    parser.add_argument("--only", nargs="+", default=[""], metavar="PART", help="kinds whose names have a part")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, runs=3, sizes=[1000, 10000], only=[""], json=Path)
     small, large = arguments.sizes
     kinds = {name: kind for name, kind in KINDS.items() if any(part in name for part in arguments.only)}
     costs: dict[tuple[str, str, int], list[Cost]] = {}
@@ -165,9 +144,8 @@ def main() -> None:
     for name in kinds:
         for form in FORMATS:
             print(row(name, form, *(found[name, form, size] for size in (1, small, large))))
-    if arguments.json:
-        entries = [{"model": m, "output": f, "size": n, **asdict(one)} for (m, f, n), one in found.items()]
-        arguments.json.write_text(json.dumps({"runs": arguments.runs, "medians": entries}, indent=2))
+    entries = [{"model": m, "output": f, "size": n, **asdict(one)} for (m, f, n), one in found.items()]
+    save(arguments.json, {"runs": arguments.runs, "medians": entries})
 
 
 if __name__ == "__main__":

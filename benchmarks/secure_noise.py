@@ -1,6 +1,6 @@
 """What noise from a cryptographic generator costs, relative to plain noise and torch's normals, in one run.
 
-    python benchmarks/secure_noise.py [--draws 1000 1000000 10000000] [--runs 9] [--json FILE]
+    python -m benchmarks.secure_noise [--draws 1000 1000000 10000000] [--runs 9] [--json FILE]
 
 For each number of draws: median CPU nanoseconds a draw of torch's float64 normals; of plain and of secure noise,
 added to a gradient in float32; and of the bits that the last needs (16 bytes a draw) by AES-256-CTR, ChaCha20 and
@@ -9,17 +9,16 @@ the operating system; in turn in every run. Last, the median over the runs of se
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
+
+from benchmarks.harness import in_turns, medians, options, save
 
 BYTES = 16
 CHUNK = 1 << 20
@@ -70,30 +69,17 @@ def parts(draws: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def nanoseconds(part: Callable[[], object], draws: int) -> float:
-    """Return the CPU time of one call, per draw."""
-    start = time.process_time()
-    part()
-    return 1e9 * (time.process_time() - start) / draws
-
-
 def measure(draws: int, runs: int) -> dict[str, float]:
-    """Return medians over the runs; every run times every part, so that a slow moment of the machine hits all."""
-    timed = parts(draws)
-    for part in timed.values():
-        part()
-    rows = [{name: nanoseconds(part, draws) for name, part in timed.items()} for _ in range(runs)]
-    medians = {name: statistics.median(row[name] for row in rows) for name in timed}
-    return {**medians, "secure/plain": statistics.median(row["secure"] / row["plain"] for row in rows)}
+    """Return nanoseconds a draw of each part, and the median ratio of secure and plain noise."""
+    times = in_turns(parts(draws), runs, "cpu")
+    ratios = [secure / plain for secure, plain in zip(times["secure"], times["plain"], strict=True)]
+    found = {name: 1e9 * seconds / draws for name, seconds in medians(times).items()}
+    return found | {"secure/plain": statistics.median(ratios)}
 
 
 def main() -> None:
     """Print a table; write it as JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, nargs="+", default=[10**3, 10**6, 10**7])
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, draws=[10**3, 10**6, 10**7], runs=9, json=Path)
     torch.set_num_threads(1)
     found = {draws: measure(draws, arguments.runs) for draws in arguments.draws}
     names = list(next(iter(found.values())))
@@ -101,8 +87,7 @@ def main() -> None:
     for draws, row in found.items():
         cells = (f"{row[name]:.2f}" if "/" in name else f"{row[name]:.1f} ns" for name in names)
         print(str(draws).rjust(10), *(cell.rjust(12) for cell in cells))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    save(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ medians of a round give its ratios. What is printed is the median ratio, with qu
 is of exactly the size that is named, for all; the step is the whole iteration, see `steps/contestants.py`.
 
 The file is written after each network and batch size; `--resume` goes on with it, and `--show` prints its tables
-and measures nothing. Memory is measured on Linux.
+and measures nothing. Memory is measured on Linux; `--memory-limit` is that of training. `--rate` is the learning
+rate for each example of a batch. No round but the first three begins after `--cell-seconds`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import CLOCKS, Some, options, save
 from benchmarks.steps.contestants import CONTESTANTS, DEFAULT, RATE, SIGMA
 from benchmarks.steps.networks import NETWORKS
 from benchmarks.steps.report import ALL, BATCHES, render
@@ -143,59 +145,47 @@ def read(path: Path, common: dict[str, Any]) -> dict[str, Any]:
     return cells
 
 
-def write(path: Path, common: dict[str, Any], cells: dict[str, Any]) -> None:
-    """Replace the file as a whole."""
-    text = json.dumps({"settings": common, "cells": cells}, indent=1)
-    fresh = path.with_name(f"{path.name}.tmp")
-    fresh.write_text(text + "\n", encoding="utf-8")
-    fresh.replace(path)
-
-
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(ALL))
-    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
-    parser.add_argument("--contestants", nargs="+", choices=list(CONTESTANTS), default=list(DEFAULT))
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
-    parser.add_argument("--rate", type=float, default=RATE, help="learning rate, times the batch size")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7, help=f"fewer, but {LEAST_ROUNDS}, where they take long")
-    parser.add_argument("--steps", type=int, default=20, help="most steps of a turn")
-    parser.add_argument("--turn-seconds", type=float, default=3.0)
-    parser.add_argument("--cell-seconds", type=float, default=100.0, help="no new round after so long")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    parser.add_argument(
-        "--memory-limit", type=float, default=round(0.65 * memory, 1), help="GiB for training; %(default)s here"
+    given = options(
+        __doc__,
+        networks=Some([*NETWORKS], ALL),
+        batches=list(BATCHES),
+        contestants=Some([*CONTESTANTS], DEFAULT),
+        device="cpu",
+        rate=RATE,
+        threads=2,
+        rounds=7,
+        steps=20,
+        turn_seconds=3.0,
+        cell_seconds=100.0,
+        memory_limit=round(0.65 * memory, 1),
+        clock=tuple(CLOCKS),
+        json=Path,
+        resume=False,
+        show=False,
     )
-    parser.add_argument(
-        "--clock", choices=("wall", "cpu"), default="wall", help="of the tables; the file has both"
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--resume", action="store_true", help="keep what the file has")
-    parser.add_argument("--show", action="store_true", help="print the tables of the file")
-    options = parser.parse_args()
-    if (options.resume or options.show) and not options.json:
-        parser.error("--resume and --show need --json")
-    return options
+    if (given.resume or given.show) and not given.json:
+        raise SystemExit("--resume and --show need --json")
+    return given
 
 
 def main() -> None:
     """Measure and print."""
-    options = _options()
-    if options.show:
-        print("\n".join(render(json.loads(options.json.read_text(encoding="utf-8"))["cells"], options.clock)))
+    given = _options()
+    if given.show:
+        print("\n".join(render(json.loads(given.json.read_text(encoding="utf-8"))["cells"], given.clock)))
         return
-    common = settings(options)
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    cells = read(options.json, common) if options.resume and options.json.exists() else {}
-    for network in options.networks:
-        for batch in options.batches:
+    common = settings(given)
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)
+    cells = read(given.json, common) if given.resume and given.json.exists() else {}
+    for network in given.networks:
+        for batch in given.batches:
             if f"{network} {batch}" not in cells:
-                cells[f"{network} {batch}"] = Cell(network, batch, options).measure()
-                if options.json:
-                    write(options.json, common, cells)
+                cells[f"{network} {batch}"] = Cell(network, batch, given).measure()
+                save(given.json, {"settings": common, "cells": cells})
     _progress("")
-    print("\n".join(render(cells, options.clock)))
+    print("\n".join(render(cells, given.clock)))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,22 @@
 """Reading a CSV file of a million rows and fifty columns as a matrix, beside `pandas.read_csv`, in one run.
 
-    python benchmarks/tables.py [--rows 1000000] [--json FILE]
+    python -m benchmarks.tables [--rows 1000000] [--json FILE]
 
 Prints wall and CPU seconds and the largest resident memory of a process that does nothing else.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
 import tempfile
-import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+
+from benchmarks.harness import cost, options, save
 
 PROGRAMS = {
     "pandas.read_csv": "import pandas; pandas.read_csv(path)",
@@ -52,39 +49,22 @@ def write(path: Path, rows: int) -> None:
     pyarrow.csv.write_csv(pa.table(table), path)
 
 
-def measured(program: str) -> dict[str, float]:
-    """Return wall and CPU seconds, and megabytes, of a program in a process of its own."""
-    tail = "\nimport resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", program + tail], check=True, capture_output=True, text=True)
-    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds": seconds, "cpu_seconds": cpu, "megabytes": float(done.stdout)}
-
-
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, rows=1_000_000, json=Path, write=Path)
     if arguments.write:
-        return write(arguments.write, arguments.rows)
+        write(arguments.write, arguments.rows)
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.csv"
         # In a process of its own: what others start counts the memory of whoever started them.
-        subprocess.run([sys.executable, __file__, "--write", path, "--rows", str(arguments.rows)], check=True)
+        cost("-m", "benchmarks.tables", "--write", path, "--rows", str(arguments.rows))
         print(f"{arguments.rows} rows, 50 columns, {path.stat().st_size / 1e6:.0f} MB")
         found = {}
         for name, program in PROGRAMS.items():
-            found[name] = one = measured(f"path = {str(path)!r}\n{program.replace('{schema}', _SCHEMA)}")
-            print(
-                f"{name:31} {one['seconds']:5.1f} s, CPU {one['cpu_seconds']:5.1f} s, {one['megabytes']:5.0f} MB"
-            )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": arguments.rows, "found": found}, indent=2))
-    return None
+            found[name] = one = cost("-c", f"path = {str(path)!r}\n{program.replace('{schema}', _SCHEMA)}")
+            print(f"{name:31} {one.wall:5.1f} s, CPU {one.cpu:5.1f} s, {one.megabytes:5.0f} MB")
+    save(arguments.json, {"rows": arguments.rows, "found": {name: asdict(one) for name, one in found.items()}})
 
 
 if __name__ == "__main__":

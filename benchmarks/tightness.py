@@ -1,8 +1,9 @@
 """How much of each gradient bound can be attained, beside what lip-dp claims for the same network.
 
-    python benchmarks/tightness.py [--only NAME …] [--restarts 4] [--steps 100] [--enough 0.95] [--json FILE]
+    python -m benchmarks.tightness [--only NAME …] [--restarts 4] [--steps 100] [--enough 0.95] [--json FILE]
 
-An adversary (`lipcompile audit`) climbs the gradient norm of one example over input, label and weights.
+An adversary (`lipcompile audit`) climbs the gradient norm of one example over input, label and weights, and
+attacks parameters alone whose ratio is below `--enough`.
 Claims of lip-dp are in lipdp_bounds.json; one that the adversary exceeds is marked `broken`: there, a smaller
 number is no merit. All networks have input norm 1 and cross entropy at temperature 1. The exit code is 1 if a
 bound of ours was exceeded, or is larger than one of lip-dp that was not.
@@ -10,23 +11,19 @@ bound of ours was exceeded, or is larger than one of lip-dp that was not.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from lipcompile_torch.audit.points import Admissible
 from lipcompile_torch.audit.search import Audit, AuditConfig, audit
 
-from lipcompile.emitters.torch.emit import emit
-from lipcompile.pipeline import check
+from benchmarks.harness import Some, emitted, options, save, written
 
 CLAIMS = json.loads((Path(__file__).parent / "lipdp_bounds.json").read_text())["architectures"]
 
@@ -128,14 +125,10 @@ class Progress:
 
 def build(name: str) -> Any:
     """Compile a network and return it in float64."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{name}.lip"
-        path.write_text(f"model {name} {{\n{NETWORKS[name]}\nloss cross_entropy\n}}\n")
-        text = emit(check(str(path)))
-    module = ModuleType(name)
-    exec(text, module.__dict__)
+    with written(f"model {name} {{\n{NETWORKS[name]}\nloss cross_entropy\n}}\n") as path:
+        model = emitted(path)
     torch.manual_seed(0)
-    return module.Model().double()
+    return model().double()
 
 
 def rows(found: Audit, peer: Mapping[str, Any] | None) -> list[Row]:
@@ -151,14 +144,7 @@ def rows(found: Audit, peer: Mapping[str, Any] | None) -> list[Row]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--restarts", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--enough", type=float, default=0.95, help="attack parameters below this ratio alone")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, only=Some([*NETWORKS]), restarts=4, steps=100, enough=0.95, threads=2, json=Path)
     torch.set_num_threads(arguments.threads)
     config = AuditConfig(arguments.restarts, arguments.steps, enough=arguments.enough)
     header = f"{'':20} {'claimed':>9} {'attained':>9} {'ratio':>8} {'lip-dp':>9} {'ours/lip-dp':>11}"
@@ -168,8 +154,7 @@ def main() -> None:
         print("\n".join([header, name, *(row.text() for row in table), ""]), flush=True)
         results[name] = [row.record() for row in table]
         wrong = wrong or any(row.wrong for row in table)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+        save(arguments.json, results)
     sys.exit(1 if wrong else 0)
 
 

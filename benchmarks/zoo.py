@@ -11,7 +11,6 @@ page. The exit code is 1 if a model is refused in every way.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -25,7 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.exports import PAGE, line, number
+from benchmarks.exports import PAGE, number
+from benchmarks.harness import Some, line, show
+from benchmarks.harness import options as said
 from lipcompile import pipeline
 from lipcompile.analysis.clips import Source
 from lipcompile.analysis.usefulness import judged
@@ -209,26 +210,19 @@ def table(rows: list[Row]) -> str:
     """Return the table."""
     head = ("model", "library", "as made", "after `.eval()`", "… `--bounds auto`", "`fix`")
     lines = [line(*head), line("---", "---", *["--:"] * 4), *(line(*row.cells) for row in rows)]
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def main() -> int:
     """Examine, print or write; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--write", action="store_true", help="rewrite docs/architectures.md")
-    arguments = parser.parse_args()
+    arguments = said(__doc__, only=Some([*MODELS]), write=False)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.only:
             start = time.perf_counter()
             rows.append(examined(name, Path(folder)))
             print(*rows[-1].cells, f"{time.perf_counter() - start:.0f} s", sep=" | ", file=sys.stderr, flush=True)
-    if arguments.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-    else:
-        print(table(rows))
+    show(table(rows), PAGE, BEGIN, END, arguments.write)
     return int(any(all(said.code for said in (row.made, row.evaluated, row.auto, row.fixed)) for row in rows))
 
 

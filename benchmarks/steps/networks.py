@@ -11,16 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.harness import emitted
 from benchmarks.utility import image_peers
-from lipcompile.emitters.torch.emit import emit
-from lipcompile.pipeline import check
 
 CLASSES = 10
 
@@ -172,9 +170,7 @@ class Network:
         """
         if not self.proved:
             raise ValueError("no theorem is claimed of this network")
-        module = ModuleType(self.name)
-        exec(emit(check(str(Path(__file__).parent / f"{self.name}.lip"))), module.__dict__)
-        return module.Model
+        return emitted(Path(__file__).parent / f"{self.name}.lip")
 
     def data(self, device: torch.device) -> TensorDataset:
         """Return N examples with random entries and labels.
@@ -198,9 +194,9 @@ NETWORKS = {
         Network("cifar", (3, 32, 32), 25 * 2048, _cifar),
         Network("mixer", (3, 32, 32), 25 * 2048, _Mixer),
         Network("opacus", (1, 28, 28), 30 * 2048, _opacus, proved=False),
-        Network("vgg", (3, 32, 32), 25 * 2048, partial(image_peers.network, "vgg", (3, 32, 32)), proved=False),
-        Network(
-            "resnet", (3, 32, 32), 25 * 2048, partial(image_peers.network, "resnet", (3, 32, 32)), proved=False
+        *(
+            Network(name, (3, 32, 32), 25 * 2048, partial(image_peers.network, name, (3, 32, 32)), proved=False)
+            for name in ("vgg", "resnet")
         ),
         Network("vit", (3, 32, 32), 25 * 2048, _ViT, proved=False),
         TINY,

@@ -9,10 +9,6 @@ often their norms are certified anew. Seeds make the runs repeatable, and these 
 
 from __future__ import annotations
 
-import argparse
-from itertools import chain, islice, repeat
-from pathlib import Path
-
 import numpy as np
 import torch
 from lipcompile_torch import PrivacyEngine
@@ -21,8 +17,9 @@ from torch import Tensor
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.harness import Some, options
 from benchmarks.utility.image_features import Name, pictures
-from benchmarks.utility.training import outputs
+from benchmarks.utility.training import batches_of, outputs
 
 from .contestants import SIGMA
 from .networks import NETWORKS, Network
@@ -50,8 +47,7 @@ def accuracy(network: Network, parts: tuple[Tensor, ...], batch: int, steps: int
         seed=0,
         sampling="fixed_size",
     )
-    batches = chain.from_iterable(repeat(loader))
-    for images, labels in islice(batches, steps):
+    for images, labels in batches_of(loader, steps):
         optimizer.zero_grad()
         module.criterion(module(images), labels).backward()
         optimizer.step()
@@ -64,21 +60,15 @@ def _scaled(images: NDArray[np.uint8], network: Network) -> Tensor:
 
 def main() -> None:
     """Train and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--networks", nargs="+", choices=list(IMAGES), default=list(IMAGES))
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
-    options = parser.parse_args()
-    print("accuracy, %".ljust(16) + "".join(f"{rate:>8g}" for rate in options.rates))
-    for name in options.networks:
+    given = options(__doc__, data=..., networks=Some([*IMAGES]), batch=512, steps=120, rates=list(RATES))
+    print("accuracy, %".ljust(16) + "".join(f"{rate:>8g}" for rate in given.rates))
+    for name in given.networks:
         network = NETWORKS[name]
-        found = pictures(options.data, IMAGES[name])
+        found = pictures(given.data, IMAGES[name])
         parts = _scaled(found.x, network), found.y, _scaled(found.x_test, network), found.y_test
-        print(f"{name} {options.batch}".ljust(16), end="", flush=True)
-        for rate in options.rates:
-            share = accuracy(network, parts, options.batch, options.steps, rate)
+        print(f"{name} {given.batch}".ljust(16), end="", flush=True)
+        for rate in given.rates:
+            share = accuracy(network, parts, given.batch, given.steps, rate)
             print(f"{100 * share:8.1f}", end="", flush=True)
         print()
 

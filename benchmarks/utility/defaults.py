@@ -15,7 +15,6 @@ columns for nothing, and the best of three rates on the test part is taken.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import lipcompile
+from benchmarks.harness import Some, options
 from benchmarks.utility.parts import LARGE, SPLIT, Parts, score, split
 from benchmarks.utility.sets import SETS, TabularSet, load, load_table
 from benchmarks.utility.study import Rows, Score, cell, summary, table
@@ -154,14 +154,8 @@ def tables(rows: Mapping[str, Mapping[str, Any]], searched: Mapping[str, Mapping
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--sets", nargs="*", default=[which.name for which in SETS])
-    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--resume", action="store_true", help="keep the seeds that FILE has")
-    arguments = parser.parse_args()
+    sets, methods = Some([which.name for which in SETS]), Some([*METHODS])
+    arguments = options(__doc__, data=..., sets=sets, methods=methods, seeds=5, json=Path, resume=False)
     rows = Rows(arguments.json, {"split": DRAWING}, arguments.resume)
     for which in (which for which in SETS if which.name in arguments.sets):
         for method in arguments.methods:

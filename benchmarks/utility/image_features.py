@@ -1,16 +1,19 @@
-"""Data sets of images, and their whitened scattering by the library, which is kept in a folder as float16."""
+"""Data sets of images, and fixed maps of them by layers of the library: overlapping patches, and whitened
+scattering, whose coefficients are kept in a folder as float16.
+"""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from lipcompile_torch.nn.functional import scattering2d
-from lipcompile_torch.nn.layers import MirroredScattering2d, WhitenedScattering2d
+from lipcompile_torch.nn.layers import MirroredScattering2d, WhitenedPatches, WhitenedScattering2d
 from lipcompile_torch.nn.whitening import Source
 from numpy.typing import NDArray
 from torch import Tensor
@@ -51,10 +54,15 @@ def _decoded(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> Images:
 
 
 @torch.no_grad()
+def _in_parts(function: Callable[[Tensor], Tensor], rows: NDArray[Any]) -> Tensor:
+    """Apply a function of examples in float32 to some at once."""
+    parts = (torch.from_numpy(np.array(rows[i : i + _ROWS])).float() for i in range(0, len(rows), _ROWS))
+    return torch.cat([function(part) for part in parts])
+
+
 def scattered(images: Images, *, centred: bool) -> NDArray[np.float16]:
     """Return scattering coefficients [N, C·81, H/4, W/4]: two scales, eight angles, two orders."""
-    parts = [torch.from_numpy(images[i : i + _ROWS]).float() / 255 for i in range(0, len(images), _ROWS)]
-    return np.concatenate([scattering2d(part, 2, 8, centred=centred).half().numpy() for part in parts])
+    return _in_parts(lambda x: scattering2d(x / 255, 2, 8, centred=centred).half(), images).numpy()
 
 
 def kept(folder: Path, name: str, images: Images, *, centred: bool) -> NDArray[np.float16]:
@@ -94,9 +102,28 @@ class Map:
 
     layer: WhitenedScattering2d
 
-    @torch.no_grad()
     def __call__(self, coefficients: NDArray[np.float16]) -> Tensor:
         """Return features [N, D], float32."""
-        parts = (coefficients[i : i + _ROWS] for i in range(0, len(coefficients), _ROWS))
-        entries = (self.layer.logarithms(torch.from_numpy(np.array(part)).float()) for part in parts)
-        return torch.cat([self.layer.whitened(part).flatten(1) for part in entries])
+        layer = self.layer
+        return _in_parts(lambda part: layer.whitened(layer.logarithms(part)).flatten(1), coefficients)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """What the layer `whitened_patches` does to images.
+
+    Args:
+        size, stride, floor, power: of the layer.
+    """
+
+    size: int = 6
+    stride: int = 3
+    floor: float = 0.05
+    power: float = 0.5
+
+    def __call__(self, images: Images) -> Tensor:
+        """Return patches [N, C·size², h, w] of images [N, C, H, W], each example of length 1, float32."""
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        numbers = {"floor": self.floor, "power": self.power}
+        layer = WhitenedPatches(shape, self.size, self.stride, images=_SYNTHETIC, **numbers)
+        return _in_parts(lambda x: layer(x / 255), images)

@@ -6,14 +6,14 @@
 `--data` holds mnist.npz, fashion_mnist.npz and cifar10_jpeg.npz (see docs/utility-images.md), `--cache` keeps
 scattering coefficients (2.5 GB for all three). With `--part validation` a row trains on 90% of the training part
 and is scored on the rest: that is how settings below were chosen, at seed 0, and that choice is not counted in ε.
-By default it trains on all of it and is scored on the test part. Every seed is written to the JSON file when it is
-done, and a seed that is there is not measured again. ε is what the ledger says; seeds make runs repeatable, and
-these models not private.
+By default it trains on all of it and is scored on the test part. Networks by clip train on `--device`, such as
+cuda. `--curves` draws validation accuracies over the steps, and nothing else is done. Every seed is written to the
+JSON file when it is done, and a seed that is there is not measured again. ε is what the ledger says; seeds make
+runs repeatable, and these models not private.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import lipcompile
-from benchmarks.utility import image_peers
-from benchmarks.utility.image_features import Name, Pictures, Whitening, kept, pictures
-from benchmarks.utility.image_patches import Patches
+from benchmarks.harness import line, options, saved
+from benchmarks.utility import image_peers, opacus_runs
+from benchmarks.utility.image_features import Name, Patches, Pictures, Whitening, kept, pictures
 from benchmarks.utility.study import Part, Rows, Score, cell, summary
 from benchmarks.utility.training import Budget, Recipe, compiled, outputs, train
 
@@ -169,8 +169,9 @@ def run(
     torch.manual_seed(seed)
     shape = tuple(given.x.shape[1:])
     if row.method == "opacus":
-        peer = image_peers.network(row.model, shape)
-        spent = image_peers.train(peer, given.x, given.y, row.recipe, Budget(row.epsilon, DELTA))
+        rate = opacus_runs.sampling_rate(row.recipe, len(given.x))
+        sigma, spent = opacus_runs.noise(Budget(row.epsilon, DELTA), rate, row.recipe.steps)
+        peer = opacus_runs.train(image_peers.network(row.model, shape), given.x, given.y, row.recipe, sigma)
         return Score(_share(peer, given), spent, clock() - began)
     if row.method == "clip":
         module = lipcompile.private(image_peers.network(row.model, shape), shape, bounds="clip")
@@ -302,8 +303,8 @@ ROWS = (
 
 def tables(rows: Rows, part: Part) -> Iterator[str]:
     """Yield the lines of the table of all rows that are measured on this part."""
-    yield "| data | network | ε | ε of the ledger | accuracy, % | seeds | CPU s |"
-    yield "| --- | --- | --: | --: | --: | --: | --: |"
+    yield line("data", "network", "ε", "ε of the ledger", "accuracy, %", "seeds", "CPU s")
+    yield line("---", "---", *["--:"] * 5)
     for row in ROWS:
         found = rows.rows.get(f"{row.name}, {part}")
         if found is not None:
@@ -311,10 +312,8 @@ def tables(rows: Rows, part: Part) -> Iterator[str]:
                 "scattering, linear head" if isinstance(row.inputs, Whitening) else f"`{row.model}`, from pixels"
             ) + {"ours": "", "clip": f", by clip{row.of_views}", "opacus": ", Opacus"}[row.method]
             spent = max(seed["epsilon"] for seed in found["seeds"].values())
-            yield (
-                f"| {row.data} | {network} | {row.epsilon:g} | {spent:.4f} | {_accuracy(found)} "
-                f"| {len(found['seeds'])} | {found['seconds']:.0f}{_where(found)} |"
-            )
+            ends = _accuracy(found), str(len(found["seeds"])), f"{found['seconds']:.0f}{_where(found)}"
+            yield line(row.data, network, f"{row.epsilon:g}", f"{spent:.4f}", *ends)
 
 
 def _where(found: dict[str, Any]) -> str:
@@ -324,8 +323,8 @@ def _where(found: dict[str, Any]) -> str:
 
 def side_by_side(rows: Rows, part: Part) -> Iterator[str]:
     """Yield the lines of a table of the networks that are trained by theorems, by clips and by Opacus."""
-    yield "| data | network | ε | by theorem | by clip | Opacus | clip less Opacus |"
-    yield "| --- | --- | --: | --: | --: | --: | --: |"
+    yield line("data", "network", "ε", "by theorem", "by clip", "Opacus", "clip less Opacus")
+    yield line("---", "---", *["--:"] * 5)
     for row in ROWS:
         if row.method == "clip" and row.augmentation is None and row.model in _KNOWN:
             names = (replace(row, method=method).name for method in ("ours", "clip", "opacus"))
@@ -333,7 +332,7 @@ def side_by_side(rows: Rows, part: Part) -> Iterator[str]:
             if clip is not None and peer is not None:
                 shown = [_accuracy(found) if found is not None else "" for found in (ours, clip, peer)]
                 less = 100 * (clip["mean"] - peer["mean"])
-                yield f"| {row.data} | `{row.model}` | {row.epsilon:g} | {' | '.join(shown)} | {less:+.2f} |"
+                yield line(row.data, f"`{row.model}`", f"{row.epsilon:g}", *shown, f"{less:+.2f}")
 
 
 def _accuracy(found: dict[str, Any]) -> str:
@@ -369,7 +368,7 @@ def plot(rows: Rows, path: Path) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=4)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    saved(figure, path)
 
 
 def curves(rows: Sequence[Row], given: Callable[[Row], Examples], path: Path) -> None:
@@ -385,24 +384,23 @@ def curves(rows: Sequence[Row], given: Callable[[Row], Examples], path: Path) ->
         print(f"{row.name:45} last {100 * points[-1][1]:.2f}, averaged {100 * score.value:.2f}", flush=True)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    saved(figure, path)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--rows", default="", help="only rows whose names begin so")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--part", choices=("validation", "test"), default="test")
-    parser.add_argument("--device", default="cpu", help="that networks by clip train on, such as cuda")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
-    parser.add_argument(
-        "--curves", type=Path, help="draw validation accuracies over the steps, and do nothing else"
+    arguments = options(
+        __doc__,
+        data=...,
+        cache=...,
+        rows="",
+        seeds=5,
+        part=("test", "validation"),
+        device="cpu",
+        json=Path,
+        plot=Path,
+        curves=Path,
     )
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = Rows(arguments.json, {"delta": DELTA, "validation": VALIDATION})
     wanted = [row for row in ROWS if row.name.startswith(arguments.rows)]

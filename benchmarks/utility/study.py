@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.harness import line, save
+
 Settings = dict[str, Any]
 Part = Literal["validation", "test"]
 
@@ -126,12 +128,7 @@ class Rows:
         if self.path is not None:
             self.rows = self._read().get("rows", {})
         self.rows[name] = dict(row)
-        if self.path is not None:
-            found = {"settings": self.settings, "rows": dict(sorted(self.rows.items()))}
-            text = json.dumps(found, indent=1, ensure_ascii=False)
-            beside = self.path.with_suffix(".tmp")
-            beside.write_text(text + "\n", encoding="utf-8")
-            beside.replace(self.path)
+        save(self.path, {"settings": self.settings, "rows": dict(sorted(self.rows.items()))})
 
     def begun(self, name: str) -> dict[str, Any]:
         """Return the seeds that are measured already: none unless resuming."""
@@ -204,5 +201,4 @@ def cell(row: Mapping[str, Any] | None) -> str:
 
 def table(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    rules = ["---"] * len(heading)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (heading, rules, *lines))
+    return "\n".join(line(*cells) for cells in (heading, ["---"] * len(heading), *lines))

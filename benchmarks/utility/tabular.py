@@ -12,7 +12,6 @@ anew. Seeds make the runs repeatable, and these models not private.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import Some, options
 from benchmarks.utility import heads, opacus_runs
 from benchmarks.utility.parts import LARGE, SPLIT, Parts, score, split
 from benchmarks.utility.sets import SETS, Array, Labels, TabularSet, load
@@ -92,16 +92,9 @@ def tables(rows: Mapping[str, Mapping[str, Any]], sets: Sequence[TabularSet]) ->
 
 def main(sets: Sequence[TabularSet] = SETS) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--sets", nargs="*", default=[which.name for which in sets])
-    parser.add_argument("--methods", nargs="*", default=list(FITS), choices=list(FITS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--trials", type=int, default=16)
-    parser.add_argument("--split", type=int, default=1, help="which drawing of the test parts")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--resume", action="store_true", help="keep the seeds that FILE has")
-    arguments = parser.parse_args()
+    names, methods = Some([which.name for which in sets]), Some([*FITS])
+    more: dict[str, Any] = {"seeds": 5, "trials": 16, "split": 1, "json": Path, "resume": False}
+    arguments = options(__doc__, data=..., sets=names, methods=methods, **more)
     torch.set_num_threads(1)
     rows = Rows(arguments.json, {"test_share": 0.2, "split": arguments.split}, arguments.resume)
     for which in (which for which in sets if which.name in arguments.sets):

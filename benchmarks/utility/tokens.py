@@ -15,8 +15,6 @@ seed 100, whose sentences are others.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import lipcompile
+from benchmarks.harness import options, save
 from benchmarks.utility.training import Budget, Recipe, outputs, train
 
 LENGTH, WORDS, NOT = 24, 100, 100
@@ -111,11 +110,7 @@ def run(way: str, epsilon: float, seed: int, recipe: Recipe) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epsilon", type=float, default=8.0)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, epsilon=8.0, seeds=1, json=Path)
     torch.set_num_threads(1)
     found: dict[str, list[dict[str, Any]]] = {}
     for way, recipe in (("words", PLAIN), ("plain", PLAIN), ("private", PRIVATE)):
@@ -123,10 +118,7 @@ def main() -> None:
             score = run(way, arguments.epsilon, seed, recipe)
             found.setdefault(way, []).append(score)
             print(f"{way:8} seed {seed}: {100 * score['accuracy']:.2f} %, {score['seconds']:.0f} s", flush=True)
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"epsilon": arguments.epsilon, "delta": DELTA, **found}, indent=1) + "\n"
-        )
+    save(arguments.json, {"epsilon": arguments.epsilon, "delta": DELTA, **found})
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain, islice, repeat
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lipcompile.emitters.torch.emit import emit
+from benchmarks.harness import emitted
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.pipeline import check
 
 
 @dataclass(frozen=True)
@@ -55,23 +54,14 @@ class Recipe:
 
 
 @lru_cache(maxsize=256)
-def _source(path: str, bindings: tuple[tuple[str, Fraction], ...], follow: bool) -> str:
-    return emit(check(path, ModelOptions(bindings=dict(bindings))), follow)
+def _class(name: str, bindings: tuple[tuple[str, Fraction], ...]) -> Any:
+    return emitted(name, ModelOptions(bindings=dict(bindings)))
 
 
-def compiled(path: Path, bindings: Mapping[str, float], model: str | None = None, follow: bool = False) -> Any:
-    """Return the module of a .lip file with fresh weights.
-
-    Args:
-        bindings: values of its parameters.
-        model: which of the file's.
-        follow: bounds follow the weights.
-    """
-    name = f"{path}::{model}" if model else str(path)
+def compiled(path: Path, bindings: Mapping[str, float], model: str) -> Any:
+    """Return a model of a .lip file with fresh weights, given values of its parameters."""
     values = tuple((key, Fraction(str(value))) for key, value in sorted(bindings.items()))
-    module = ModuleType("utility_model")
-    exec(_source(name, values, follow), module.__dict__)
-    return module.Model()
+    return _class(f"{path}::{model}", values)()
 
 
 _SIGMAS: dict[Any, float] = {}
@@ -85,14 +75,12 @@ def train(
     budget: Budget,
     seed: int,
     *,
-    sigma: float | None = None,
     augmentation: Augmentation | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> None:
-    """Train the module so that everything in the engine's ledger costs at most the budget.
+    """Train the module so that everything in the ledger of a new engine costs at most the budget.
 
     Args:
-        sigma: the noise multiplier; None: calibrated to the budget, for an engine that has spent nothing.
         augmentation: makes views of the examples of each batch.
         watch: called with the number of steps taken, after each.
 
@@ -100,20 +88,20 @@ def train(
     """
     batch = recipe.batch or len(examples)
     loader: DataLoader[Any] = DataLoader(examples, batch_size=batch)
-    optimizer = _optimizer(recipe, module)
+    optimizer = optimizer_of(recipe, module)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SeededWarning)
         _, private, batches = engine.make_private(
             module=module,
             optimizer=optimizer,
             data_loader=loader,
-            noise_multiplier=sigma or _calibrated(engine, loader, recipe, budget),
+            noise_multiplier=_calibrated(engine, loader, recipe, budget),
             max_steps=recipe.steps,
             seed=seed,
             **recipe.how,
         )
     last = LastWeights(module, recipe.steps, recipe.average)
-    for step, (x, y) in enumerate(_batches(batches, recipe.steps)):
+    for step, (x, y) in enumerate(batches_of(batches, recipe.steps)):
         optimizer.param_groups[0]["lr"] = recipe.rate * (1 - step / recipe.steps)
         private.zero_grad()
         with nullcontext() if augmentation is None else module.on_views():
@@ -126,20 +114,15 @@ def train(
     last.load()
 
 
-def _optimizer(recipe: Recipe, module: Any) -> Optimizer:
+def optimizer_of(recipe: Recipe, module: Any) -> Optimizer:
+    """Return the optimizer, at the rate of the first step."""
     if recipe.momentum is None:
         return Adam(module.parameters(), lr=recipe.rate)
     return SGD(module.parameters(), lr=recipe.rate, momentum=recipe.momentum)
 
 
 def _calibrated(engine: PrivacyEngine, loader: DataLoader[Any], recipe: Recipe, budget: Budget) -> float:
-    """Return σ, calibrated once for each sampling rate, number of steps and budget.
-
-    Raises:
-        ValueError: the engine's ledger holds steps already.
-    """
-    if engine.get_epsilon(budget.delta) > 0:
-        raise ValueError("something was spent already: say which noise the rest shall have")
+    """Return σ of an engine that has spent nothing, calibrated once for each rate, number of steps and budget."""
     size = len(loader.dataset)  # type: ignore[arg-type]  # a TensorDataset
     how = {name: value for name, value in recipe.how.items() if name in ("sampling", "correlation")}
     sampling_rate = (loader.batch_size or size) / size
@@ -157,14 +140,9 @@ def _calibrated(engine: PrivacyEngine, loader: DataLoader[Any], recipe: Recipe, 
     return _SIGMAS[key]
 
 
-def _batches(loader: Any, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    step = 0
-    while step < steps:
-        for batch in loader:
-            yield batch
-            step += 1
-            if step == steps:
-                return
+def batches_of(loader: Any, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield so many batches, over as many epochs as that takes."""
+    return islice(chain.from_iterable(repeat(loader)), steps)
 
 
 def outputs(module: Any, x: Tensor, size: int = 16384) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -19,20 +18,13 @@ from tests.nights import by_day
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "depth.md").read_text(encoding="utf-8")
-SECTIONS = PAGE.partition("<!-- begin: python benchmarks/depth.py --write -->")[2].partition("<!-- end -->")[0]
+SECTIONS = PAGE.partition("<!-- begin: python -m benchmarks.depth --write -->")[2].partition("<!-- end -->")[0]
 BIAS = Fraction(1, 2)
 
 
-@pytest.fixture(scope="module")
-def command() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("depth_benchmark", ROOT / "benchmarks" / "depth.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+@pytest.fixture
+def command(own_benchmarks: None) -> ModuleType:  # noqa: ARG001
+    return importlib.import_module("benchmarks.depth")
 
 
 @pytest.mark.parametrize("index", by_day({0}, range(3)))

@@ -29,7 +29,6 @@ def noise(count: int, channels: int, size: int) -> Any:
 def few(own_benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     """Few synthetic images, which take seconds to draw."""
     monkeypatch.setattr(module("image_features"), "_SYNTHETIC", 40)
-    monkeypatch.setattr(module("image_patches"), "_SYNTHETIC", 40)
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 32)])
@@ -40,13 +39,13 @@ def test_inputs_are_maps_of_one_example_within_the_length_that_the_module_trusts
 ) -> None:
     images = noise(5, channels, size)
     images[1], images[2] = 0, 255
+    features = module("image_features")
     if kind == "features":
-        features = module("image_features")
         mirrored = channels == 3
         fitted = features.Whitening("leaves", channels=20, mirrored=mirrored).fitted((channels, size, size))
         together, alone = (fitted(features.scattered(x, centred=mirrored)) for x in (images, images[3:4]))
     else:
-        patches = module("image_patches").Patches()
+        patches = features.Patches()
         together, alone = patches(images), patches(images[3:4])
     assert together.isfinite().all()
     assert together.double().flatten(1).norm(dim=1).max() <= 1.00001
@@ -117,8 +116,8 @@ def test_a_batch_in_pieces_is_the_sum_of_clipped_gradients(monkeypatch: pytest.M
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    peers = module("image_peers")
-    monkeypatch.setattr(peers, "_PIECE", 3)
+    runs = module("opacus_runs")
+    monkeypatch.setattr(runs, "_PIECE", 3)
     torch.manual_seed(0)
     layer, x, y = torch.nn.Linear(4, 3, bias=False), torch.randn(8, 4), torch.arange(8) % 3
     before, summed = layer.weight.detach().clone(), torch.zeros(3, 4)
@@ -129,7 +128,7 @@ def test_a_batch_in_pieces_is_the_sum_of_clipped_gradients(monkeypatch: pytest.M
     wrapped = GradSampleModule(layer)
     inner = torch.optim.SGD(wrapped.parameters(), lr=1.0)
     optimizer = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=0.5, expected_batch_size=10)
-    peers._step(wrapped, optimizer, x, y, torch.arange(8))
+    runs._step(wrapped, optimizer, x, y, torch.arange(8))
     torch.testing.assert_close(layer.weight.detach(), before - summed / 10, rtol=1e-4, atol=1e-6)
-    peers._step(wrapped, optimizer, x, y, torch.arange(0))
+    runs._step(wrapped, optimizer, x, y, torch.arange(0))
     torch.testing.assert_close(layer.weight.detach(), before - summed / 10, rtol=1e-4, atol=1e-6)
