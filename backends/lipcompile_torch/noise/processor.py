@@ -20,7 +20,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -145,117 +146,64 @@ class _Cipher:
 # --- normals ---
 
 
-class Adder(Protocol):
-    """A function that adds normals to flat tensors."""
+def adder(parts: Sequence[Part], threads: int, at_once: int) -> Callable[[Sequence[Part], Bits], None]:
+    """Return what adds scale·normal to entries of cuts of these parts, in float64, rounded once.
 
-    def add_(self, parts: Sequence[Part], bits: Bits) -> None:
-        """Add scale·normal to the entries, each sum computed in float64 and rounded to its dtype.
-
-        Of each BLOCK of entries, the last of them shorter: of 2n words, n half as many as entries, rounded up,
-        words i and n + i give the normals of entries i and n + i.
-        """
-
-
-def adder(parts: Sequence[Part], threads: int, at_once: int) -> Adder:
-    """Return what adds normals to cuts of these parts.
+    Of each BLOCK of entries, the last of them shorter: of 2n words, n half as many as entries, rounded up, words i
+    and n + i give the normals of entries i and n + i.
 
     Args:
+        parts: flat tensors, with the scales of their normals.
         threads: for native code.
         at_once: so many entries are dealt with by one operation of torch.
     """
-    return ByNative(threads) if native.adds_normals(parts) else ByTorch(at_once)
+    if native.adds_normals(parts):
+        return partial(_add_by_native, threads)
+    room = torch.empty(2, BLOCK, dtype=torch.int64, device="cpu")  # whatever torch's default device is
+    return partial(_add_by_torch, room, at_once)
 
 
-class ByNative:
+def _add_by_native(threads: int, parts: Sequence[Part], bits: Bits) -> None:
     """One pass; of AES, words are made as they are used."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-
-    def add_(self, parts: Sequence[Part], bits: Bits) -> None:
-        """See `Adder.add_`."""
-        if isinstance(bits, KeyStream):
-            native.add_normals_(parts, BLOCK, bits.take(entries(parts)), self._threads)
-            return
-        for piece in stretches(parts, BLOCK):
-            words = np.empty(_even(entries(piece)), np.uint64)
-            bits.fill_(words)
-            native.add_normals_(piece, BLOCK, words, self._threads)
+    if isinstance(bits, KeyStream):
+        native.add_normals_(parts, BLOCK, bits.take(entries(parts)), threads)
+        return
+    for piece in stretches(parts, BLOCK):
+        words = np.empty(2 * _half(piece), np.uint64)
+        bits.fill_(words)
+        native.add_normals_(piece, BLOCK, words, threads)
 
 
-class ByTorch:
-    """An operation after the other."""
-
-    def __init__(self, at_once: int) -> None:
-        self._room = torch.empty(2, BLOCK, dtype=torch.int64, device="cpu")  # whatever torch's default device is
-        self._at_once = at_once
-        self._blocks: dict[int, _Block] = {}
-
-    def add_(self, parts: Sequence[Part], bits: Bits) -> None:
-        """See `Adder.add_`."""
-        for whole in stretches(parts, BLOCK):
-            count = entries(whole)
-            block = self._blocks[count] = self._blocks.get(count) or _Block(count, self._room, self._at_once)
-            normals = torch.split(block.draw(bits), self._at_once)
-            for piece, values in zip(stretches(whole, self._at_once), normals, strict=True):
-                add_scaled_(piece, values, block.spare)
+def _add_by_torch(room: Tensor, at_once: int, parts: Sequence[Part], bits: Bits) -> None:
+    """An operation after the other, in room for words and normals, int64 [2, BLOCK]."""
+    for block in stretches(parts, BLOCK):
+        half = _half(block)
+        words, normals = room[0, : 2 * half], room[1, : 2 * half].view(torch.float64)
+        bits.fill_(words.numpy().view(np.uint64))
+        rows = words[:half], words[half:], normals[:half], normals[half:]
+        for pairs in zip(*(torch.split(row, at_once) for row in rows), strict=True):
+            _compute(*pairs)
+        values = torch.split(normals[: entries(block)], at_once)
+        for piece, share in zip(stretches(block, at_once), values, strict=True):
+            add_scaled_(piece, share, words.view(torch.float64))
 
 
-def _even(count: int) -> int:
-    return count + count % 2
+def _half(parts: Sequence[Part]) -> int:
+    return (entries(parts) + 1) // 2
 
 
-class _Block:
-    """Views of room for words, and for the normals [count] that are computed of them.
-
-    Args:
-        room: int64 [2, count or more].
-        at_once: so many pairs are computed together.
-
-    Attributes:
-        spare: float64 [count], of which nothing is needed from one draw to the next.
-    """
-
-    def __init__(self, count: int, room: Tensor, at_once: int) -> None:
-        half = _even(count) // 2
-        words, normals = room[:, : 2 * half]
-        self._words: Words = words.numpy().view(np.uint64)
-        self.spare = words.view(torch.float64)[:count]
-        self._normals: Tensor = normals.view(torch.float64)[:count]
-        rows = (words.view(2, half), normals.view(torch.float64).view(2, half))
-        pieces = zip(*(torch.split(row, at_once, 1) for row in rows), strict=True)
-        self._pairs = [_Pairs(*some_words, *some_normals) for some_words, some_normals in pieces]
-
-    def draw(self, bits: Bits) -> Tensor:
-        """Return the normals of the next words; the next draw overwrites them."""
-        bits.fill_(self._words)
-        for pairs in self._pairs:
-            pairs.compute()
-        return self._normals
-
-
-class _Pairs:
-    """Pairs of words, which are overwritten, and the pairs of normals that they give; all [n]."""
-
-    def __init__(self, first: Tensor, second: Tensor, radius: Tensor, ratio: Tensor) -> None:
-        self._first, self._second, self._radius, self._ratio = first, second, radius, ratio
-        self._square = second.view(torch.float64)  # memory that is done with, by then
-        self._bits = radius.view(torch.int64)
-        self._arrays = radius.numpy(), ratio.numpy()
-
-    def compute(self) -> None:
-        """Compute the normals."""
-        first, radius, ratio, square = self._first, self._radius, self._ratio, self._square
-        radii, ratios = self._arrays
-        ratio.copy_(self._second).mul_(math.pi * 2.0**-64)
-        np.tan(ratios, out=ratios) if _BY_NUMPY else ratio.tan_()
-        first.bitwise_or_(1)  # so never 0
-        radius.copy_(first).abs_().mul_(_UNIT)
-        np.log(radii, out=radii) if _BY_NUMPY else radius.log_()
-        torch.addcmul(_MINUS_HALF, ratio, ratio, value=-0.5, out=square)
-        torch.div(square, radius, out=radius).rsqrt_()
-        self._bits.bitwise_or_(first.bitwise_and_(_SIGN))
-        ratio.mul_(radius)
+def _compute(first: Tensor, second: Tensor, radius: Tensor, ratio: Tensor) -> None:
+    """Write the pairs of normals that pairs of words give to radius and ratio; words are overwritten; all [n]."""
+    square = second.view(torch.float64)  # memory that is done with, by then
+    ratio.copy_(second).mul_(math.pi * 2.0**-64)
+    np.tan(ratio.numpy(), out=ratio.numpy()) if _BY_NUMPY else ratio.tan_()
+    first.bitwise_or_(1)  # so never 0
+    radius.copy_(first).abs_().mul_(_UNIT)
+    np.log(radius.numpy(), out=radius.numpy()) if _BY_NUMPY else radius.log_()
+    torch.addcmul(_MINUS_HALF, ratio, ratio, value=-0.5, out=square)
+    torch.div(square, radius, out=radius).rsqrt_()
+    radius.view(torch.int64).bitwise_or_(first.bitwise_and_(_SIGN))
+    ratio.mul_(radius)
 
 
 _UNIT = 2.0**-63 * (1 - 2.0**-53)  # U < 1, so that -ln U > 0
@@ -330,4 +278,4 @@ def _perturb(generators: Sequence[Bits], cut: Sequence[Sequence[Part]], threads:
     """Add noise to stretches, from generators in turn."""
     noise = adder([part for stretch in cut for part in stretch], threads, at_once)
     for number, stretch in enumerate(cut):
-        noise.add_(stretch, generators[number % len(generators)])
+        noise(stretch, generators[number % len(generators)])

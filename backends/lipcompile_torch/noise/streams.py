@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from lipcompile_privacy.errors import FactorisationError
@@ -19,12 +18,26 @@ from torch import Tensor
 from ..certify.rounding import UP_MANY
 
 
-class Stream(Protocol):
-    """Correlates the noise of a parameter over the steps; parameters are independent of each other."""
+class _Memory:
+    """What a stream keeps of one parameter: rows like it, and how many steps it has taken."""
 
-    @property
-    def steps(self) -> int | None:
-        """How many steps there are; None for any number."""
+    def __init__(self, rows: int, like: Tensor) -> None:
+        self.rows = torch.zeros(rows, *like.shape, dtype=torch.float64, device=like.device)
+        self.taken = 0
+
+
+class Stream(ABC):
+    """Correlates the noise of each parameter over the steps, by a recurrence.
+
+    Attributes:
+        steps: how many there are, the number of rows of C.
+    """
+
+    def __init__(self, rows: int, weights: Tensor, scale: float, steps: int) -> None:
+        self.steps = steps
+        self._rows, self._scale = rows, scale * UP_MANY
+        self._weights = {weights.device: weights}
+        self._memories: dict[str, _Memory] = {}
 
     def next(self, name: str, normal: Tensor) -> Tensor:
         """Return the noise of this step, float64, from the independent standard normals of this step.
@@ -36,55 +49,10 @@ class Stream(Protocol):
         Raises:
             FactorisationError: more than `steps` calls, or a parameter that changed its shape or device.
         """
-
-    def reset(self) -> None:
-        """Forget everything: the next step is the first of a new mechanism."""
-
-
-class Independent:
-    """The identity: C = I."""
-
-    steps: int | None = None
-
-    def next(self, name: str, normal: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the normals themselves."""
-        return normal
-
-    def reset(self) -> None:
-        """There is nothing to forget."""
-
-
-class _Memory:
-    """What a stream keeps of one parameter: rows like it, and how many steps it has taken."""
-
-    def __init__(self, rows: int, like: Tensor) -> None:
-        self.rows = torch.zeros(rows, *like.shape, dtype=torch.float64, device=like.device)
-        self.taken = 0
-
-
-class _Correlated(ABC):
-    """A recurrence over a memory for each parameter."""
-
-    def __init__(self, rows: int, weights: Tensor, scale: float, steps: int) -> None:
-        self._rows, self._scale, self._steps = rows, scale * UP_MANY, steps
-        self._weights = {weights.device: weights}
-        self._memories: dict[str, _Memory] = {}
-
-    @property
-    def steps(self) -> int:
-        """The number of rows of C."""
-        return self._steps
-
-    def next(self, name: str, normal: Tensor) -> Tensor:
-        """See `Stream.next`."""
         memory = self._memory(name, normal)
         noise = self._advance(memory, normal)
         memory.taken += 1
         return noise * self._scale
-
-    def reset(self) -> None:
-        """See `Stream.reset`."""
-        self._memories.clear()
 
     @abstractmethod
     def _advance(self, memory: _Memory, normal: Tensor) -> Tensor:
@@ -107,15 +75,15 @@ class _Correlated(ABC):
                 f"{tuple(memory.rows.shape[1:])} on {memory.rows.device} at the first step with noise: "
                 "do not change the shape or device of a parameter within a run"
             )
-        if memory.taken == self._steps:
+        if memory.taken == self.steps:
             raise FactorisationError(
-                f"the correlated noise covers {self._steps} steps, and all of them are taken: its "
+                f"the correlated noise covers {self.steps} steps, and all of them are taken: its "
                 "sensitivity does not cover further steps; compile with more epochs, or stop here"
             )
         return memory
 
 
-class BandedStream(_Correlated):
+class BandedStream(Stream):
     """C⁻¹Z for banded Toeplitz C: x_t = (z_t - Σ_{0<j<bands} c_j·x_{t-j})/c_0, times `scale`.
 
     Keeps the last bands - 1 outputs of each parameter in a ring (Choquette-Choo et al. 2023, "(Amplified) banded
@@ -146,7 +114,7 @@ class BandedStream(_Correlated):
         return noise
 
 
-class BufferedStream(_Correlated):
+class BufferedStream(Stream):
     """C⁻¹Z for a buffered linear Toeplitz C, times `scale`: McMahan et al. 2024, Algorithm 3.
 
     x_t = z_t - Σ_m ω_m·s_m, then s_m ← θ_m·s_m + x_t for each buffer.

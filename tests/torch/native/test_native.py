@@ -99,7 +99,7 @@ def test_normals_are_as_near_to_what_their_words_say_as_the_documentation_says()
     pairs = [(word, near(chance.choice((0, 2**62, 2**63)))) for word in first]
     words = np.array(first + [second for _, second in pairs], np.uint64)
     row = torch.zeros(len(words), dtype=torch.float64)
-    adder([(row, 1.0)], 1, BLOCK).add_([(row, 1.0)], Given(words))
+    adder([(row, 1.0)], 1, BLOCK)([(row, 1.0)], Given(words))
     found = row.tolist()
     for i, words_of_pair in enumerate(pairs):
         expected = pair(*words_of_pair)

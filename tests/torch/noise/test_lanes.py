@@ -85,7 +85,7 @@ def words_of(lane: Bits, count: int) -> NDArray[np.uint64]:
 
 def drawn(*words: int) -> list[float]:
     row = torch.zeros(len(words), dtype=torch.float64)
-    adder([(row, 1.0)], 1, BLOCK).add_([(row, 1.0)], Words(*words))
+    adder([(row, 1.0)], 1, BLOCK)([(row, 1.0)], Words(*words))
     found: list[float] = row.tolist()
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import scipy.stats
@@ -19,7 +19,7 @@ from lipcompile_torch.noise import mechanism as noise
 from lipcompile_torch.noise.discrete_gaussian import GRID_BITS
 from lipcompile_torch.noise.mechanism import NoiseSource, allocate
 from lipcompile_torch.noise.normals import SecureNormals
-from lipcompile_torch.noise.streams import BandedStream
+from lipcompile_torch.noise.streams import BandedStream, Stream
 from lipcompile_torch.train import checks, loss_clipping
 from lipcompile_torch.train.clipped import ClippedGradients
 from lipcompile_torch.train.gradients import LipschitzGradients, PerExampleGradients
@@ -192,7 +192,7 @@ def test_the_noise_of_a_step_is_the_row_of_its_number() -> None:
     """Rows of steps that were left out are passed over, and no more."""
     rows = iter(range(10))
     source = NoiseSource(seed=0)
-    source._stream = SimpleNamespace(next=lambda *_: next(rows))
+    source._stream = cast(Stream, SimpleNamespace(next=lambda *_: next(rows)))
     for step in (0, 1, 4):
         source.begin_step(step)
         assert source._draw("w", torch.zeros(1)) == step
