@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Literal, get_args
 
@@ -78,8 +78,18 @@ def check_target(target_epsilon: float, target_delta: float) -> None:
     check_delta(target_delta)
 
 
+class _Described:
+    __slots__ = ()
+
+    def fields(self) -> dict[str, Any]:
+        """Return what `release_from` makes an equal release of, as a JSON object."""
+        kind = next(name for name, release in _KINDS.items() if release is type(self))
+        own = {field.name: getattr(self, field.name) for field in fields(_KINDS[kind])}
+        return own if kind == "poisson" else {"sampling": kind, **own}
+
+
 @dataclass(frozen=True, slots=True)
-class Mechanism:
+class Mechanism(_Described):
     """One training step: Poisson sampling at rate q, then one Gaussian mechanism with noise multiplier σ.
 
     However the noise is shared among the parameters, a step is ONE mechanism. With q = 1 it is the plain Gaussian
@@ -96,13 +106,9 @@ class Mechanism:
         check_rate(self.sampling_rate)
         _check_noise(self.noise_multiplier)
 
-    def fields(self) -> dict[str, Any]:
-        """Return what `release_from` makes an equal release of, as a JSON object."""
-        return {"sampling_rate": self.sampling_rate, "noise_multiplier": self.noise_multiplier}
-
 
 @dataclass(frozen=True, slots=True)
-class WithoutReplacement:
+class WithoutReplacement(_Described):
     """One training step: a batch of B of N examples, uniform among all such batches, then a Gaussian mechanism.
 
     Steps draw their batches independently of each other. N is public; of two data sets that differ in one example
@@ -129,18 +135,9 @@ class WithoutReplacement:
         """The probability B/N that an example enters a step's batch."""
         return self.batch_size / self.dataset_size
 
-    def fields(self) -> dict[str, Any]:
-        """Return what `release_from` makes an equal release of, as a JSON object."""
-        return {
-            "sampling": "fixed_size",
-            "batch_size": self.batch_size,
-            "dataset_size": self.dataset_size,
-            "noise_multiplier": self.noise_multiplier,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class RandomAllocation:
+class RandomAllocation(_Described):
     """One epoch of t steps: every example enters exactly one of t batches, each with probability 1/t.
 
     The choices of different examples, and of different epochs, are independent (balls in bins: the sizes of
@@ -158,13 +155,9 @@ class RandomAllocation:
             raise BudgetError(f"an epoch of {self.steps} steps: an epoch needs at least one step")
         _check_noise(self.noise_multiplier)
 
-    def fields(self) -> dict[str, Any]:
-        """Return what `release_from` makes an equal release of, as a JSON object."""
-        return {"sampling": "allocation", "steps": self.steps, "noise_multiplier": self.noise_multiplier}
-
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(_Described):
     """The best of a random number of runs, by a score that each run releases itself; nothing else is released.
 
     One run is, or costs no more than, ONE Gaussian mechanism with noise multiplier σ, in which every example takes
@@ -193,15 +186,6 @@ class Selection:
         """1: every example takes part in every run."""
         return 1.0
 
-    def fields(self) -> dict[str, Any]:
-        """Return what `release_from` makes an equal release of, as a JSON object."""
-        return {
-            "sampling": "selection",
-            "noise_multiplier": self.noise_multiplier,
-            "mean": self.mean,
-            "shape": self.shape,
-        }
-
 
 Release = Mechanism | WithoutReplacement | RandomAllocation | Selection
 
@@ -209,20 +193,28 @@ Run = tuple[Release, int]
 """A release and how often it was used: a number of charges."""
 
 
-def release_from(fields: Mapping[str, Any]) -> Release:
+_KINDS: Mapping[str, type[Release]] = {
+    "poisson": Mechanism,
+    "fixed_size": WithoutReplacement,
+    "allocation": RandomAllocation,
+    "selection": Selection,
+}
+
+
+def release_from(given: Mapping[str, Any]) -> Release:
     """Return the release that says `fields()` of itself; keys of other meaning may stand beside its own.
 
     Raises:
         BudgetError: no release says this.
     """
-    kind = fields.get("sampling", "poisson")
-    if kind not in _READ:
-        raise BudgetError(f"unknown sampling {kind!r}: this version accounts for {', '.join(_READ)}")
+    kind = given.get("sampling", "poisson")
+    if kind not in _KINDS:
+        raise BudgetError(f"unknown sampling {kind!r}: this version accounts for {', '.join(_KINDS)}")
     try:
-        return _READ[kind](fields)
+        return _KINDS[kind](*(_NUMBERS[field.type](given[field.name]) for field in fields(_KINDS[kind])))
     except (KeyError, TypeError, ValueError) as error:
         raise BudgetError(
-            f"invalid description of a release by {kind} sampling, {dict(fields)!r}: {error!r}"
+            f"invalid description of a release by {kind} sampling, {dict(given)!r}: {error!r}"
         ) from error
 
 
@@ -232,14 +224,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-_READ: dict[str, Callable[[Mapping[str, Any]], Release]] = {
-    "poisson": lambda f: Mechanism(float(f["sampling_rate"]), float(f["noise_multiplier"])),
-    "fixed_size": lambda f: WithoutReplacement(
-        _whole(f["batch_size"]), _whole(f["dataset_size"]), float(f["noise_multiplier"])
-    ),
-    "allocation": lambda f: RandomAllocation(_whole(f["steps"]), float(f["noise_multiplier"])),
-    "selection": lambda f: Selection(float(f["noise_multiplier"]), float(f["mean"]), float(f["shape"])),
-}
+_NUMBERS: Mapping[Any, Callable[[Any], Any]] = {"float": float, "int": _whole}
 
 
 def check_rate(sampling_rate: float) -> None:

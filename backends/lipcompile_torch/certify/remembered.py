@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,56 +20,44 @@ from ..devices import is_processor
 from .norms import Norm
 
 
-@dataclass(slots=True)
-class _Facts:
-    """The numbers of one norm that were asked for so far; limits: whether it is certified to be at most each."""
-
-    bound: float | None = None
-    coarse: float | None = None
-    limits: dict[float, bool] = field(default_factory=dict)
-
-
 class Memory:
     """The norms that were measured under `remembering`."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, _Facts] = {}
+        self._known: dict[Hashable, dict[Hashable, Any]] = {}
 
     def norm(self, operator: Hashable, weight: Tensor, measure: Callable[[Tensor], Norm]) -> Norm:
         """Return the norm of a weight on a processor, as `measure` would, by what is known of equal weights."""
         entries = weight.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
         key = operator, weight.dtype, weight.shape, sha256(entries).digest()
-        return _Remembered(self._known.setdefault(key, _Facts()), weight.detach().clone(), measure)
+        return _Remembered(self._known.setdefault(key, {}), weight.detach().clone(), measure)
 
 
 class _Remembered:
-    """A norm of a copy that nobody writes to, measured where it is asked for what is not known yet."""
+    """A norm of a copy that nobody writes to, measured where it is asked for what is not known yet.
 
-    def __init__(self, facts: _Facts, weight: Tensor, measure: Callable[[Tensor], Norm]) -> None:
-        self._facts, self._weight, self._measure = facts, weight, measure
-        self._norm: Norm | None = None
+    Args:
+        known: "bound", "coarse", and whether the norm is at most each limit, as far as asked for.
+    """
 
-    def _measured(self) -> Norm:
-        if self._norm is None:
-            self._norm = self._measure(self._weight)
-        return self._norm
+    def __init__(self, known: dict[Hashable, Any], weight: Tensor, measure: Callable[[Tensor], Norm]) -> None:
+        self._known, self._norm = known, cache(lambda: measure(weight))
+
+    def _recalled(self, what: Hashable, find: Callable[[Norm], Any]) -> Any:
+        if what not in self._known:
+            self._known[what] = find(self._norm())
+        return self._known[what]
 
     @property
     def bound(self) -> float:
-        if self._facts.bound is None:
-            self._facts.bound = self._measured().bound
-        return self._facts.bound
+        return float(self._recalled("bound", lambda norm: norm.bound))
 
     @property
     def coarse(self) -> float:
-        if self._facts.coarse is None:
-            self._facts.coarse = self._measured().coarse
-        return self._facts.coarse
+        return float(self._recalled("coarse", lambda norm: norm.coarse))
 
     def at_most(self, limit: float) -> bool:
-        if limit not in self._facts.limits:
-            self._facts.limits[limit] = self._measured().at_most(limit)
-        return self._facts.limits[limit]
+        return bool(self._recalled(limit, lambda norm: norm.at_most(limit)))
 
 
 _MEMORY: ContextVar[Memory | None] = ContextVar("norms measured before", default=None)

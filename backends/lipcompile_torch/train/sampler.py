@@ -264,7 +264,7 @@ class PrivateLoader:
         theirs = self._loader
         return DataLoader(
             theirs.dataset,
-            batch_sampler=_Once(plan),
+            batch_sampler=plan,
             num_workers=theirs.num_workers,
             collate_fn=_Collate(theirs.collate_fn, theirs.collate_fn([theirs.dataset[0]])),
             pin_memory=theirs.pin_memory,
@@ -277,16 +277,6 @@ class PrivateLoader:
 
 def _of_seed(seed: int) -> bytes:
     return hashlib.blake2b(f"sampling by seed {seed}".encode(), digest_size=KEY_BYTES).digest()
-
-
-class _Once:
-    """An iterator in the shape that DataLoader wants of a batch sampler."""
-
-    def __init__(self, plan: Iterator[list[int]]) -> None:
-        self._plan = plan
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._plan
 
 
 def _secret() -> torch.Generator:
