@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lipcompile_torch.certify.gram import gram_iteration
-from lipcompile_torch.certify.norms import EuclideanNorm, GramStack, matrix_norm
+from lipcompile_torch.certify.norms import EuclideanNorm, matrix_norm
 from lipcompile_torch.certify.operators import Convolution
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -38,13 +37,6 @@ def clock(function: Callable[[], float]) -> tuple[float, float]:
     return value, min(times)
 
 
-def iterated(described: Callable[[], GramStack], steps: int) -> float:
-    """The bound of a stack by Gram iteration instead of a Cholesky proof."""
-    stack = described()
-    eigenvalue = float(gram_iteration(stack.grams, steps).max())
-    return stack.factor * (math.sqrt(eigenvalue + stack.gram_error) + stack.map_error)
-
-
 def dense_matrix(kernel: Tensor, conv: Convolution) -> Tensor:
     """The matrix of a convolution, column by column."""
     channels = kernel.shape[1] * conv.groups
@@ -61,32 +53,24 @@ def dense_matrix(kernel: Tensor, conv: Convolution) -> Tensor:
 Row = tuple[str, Callable[[], float]]
 
 
-def stack_rows(stack: Callable[[], GramStack]) -> list[Row]:
-    """Bounds from one description of a map; each builds its Gram matrices anew, as training does."""
-    name = stack().name
-    iterations = [(f"{name}: Gram iteration, t = {t}", partial(iterated, stack, t)) for t in (4, 10)]
-    return [*iterations, (f"{name}: Cholesky", lambda: stack().bound)]
-
-
 def convolution_rows(kernel: Tensor, conv: Convolution) -> list[Row]:
-    """The bounds of a convolution, by name."""
+    """The bounds of a convolution, by name; each builds its Gram matrices anew, as training does."""
+
+    def proved(kind: str) -> float:
+        return next(stack.bound for stack in conv.descriptions(kernel) if stack.name == kind)
+
     kinds = [stack.name for stack in conv.descriptions(kernel)]
-    stacks = [partial(_described, kernel, conv, kind) for kind in kinds]
-    frobenius: Row = ("Frobenius", lambda: math.sqrt(conv.reads) * EuclideanNorm(kernel).bound)
-    best: Row = ("as in training", lambda: conv.norm(kernel).bound)
-    return [frobenius, *(row for stack in stacks for row in stack_rows(stack)), best]
-
-
-def _described(kernel: Tensor, conv: Convolution, name: str) -> GramStack:
-    return next(stack for stack in conv.descriptions(kernel) if stack.name == name)
+    return [
+        ("Frobenius", lambda: math.sqrt(conv.reads) * EuclideanNorm(kernel).bound),
+        *((f"{kind}: Cholesky", partial(proved, kind)) for kind in kinds),
+        ("as in training", lambda: conv.norm(kernel).bound),
+    ]
 
 
 def matrix_rows(matrix: Tensor) -> list[Row]:
     """The bounds of a matrix, by name."""
-    frobenius: Row = ("Frobenius", lambda: EuclideanNorm(matrix).bound)
     return [
-        frobenius,
-        *stack_rows(lambda: next(iter(matrix_norm(matrix).descriptions()))),
+        ("Frobenius", lambda: EuclideanNorm(matrix).bound),
         ("as in training", lambda: matrix_norm(matrix).bound),
     ]
 

@@ -31,7 +31,6 @@ def _torch(*names: str) -> tuple[str, ...]:
 # Certificates: all that may make a bound too small.
 CERTIFICATES = {
     f"{TORCH}/certify/rounding.py": _torch("rounding", "rounding_norms", "rounding_single", "drift"),
-    f"{TORCH}/certify/gram.py": _torch("rounding_norms", "gram", "norms"),
     f"{TORCH}/certify/norms.py": _torch("rounding_norms", "norms", "projection"),
     f"{TORCH}/certify/single_precision.py": _torch("rounding_single", "spectra", "drift", "native"),
     f"{TORCH}/certify/drift.py": _torch("rounding_drift", "drift"),

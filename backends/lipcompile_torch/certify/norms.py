@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ..devices import is_processor
-from .gram import frobenius_norms, gram_iteration
 from .rounding import UP, gamma
 
 _SMALLEST_NORMAL = 2.0**-1022
@@ -159,6 +158,13 @@ class LargestNorm(_ReadOff):
         return times(float(norms.max()) * (1 + gamma(entries.shape[1])) * UP, scale)
 
 
+def frobenius_norms(grams: Tensor) -> Tensor:
+    """Return the Frobenius norms [N], rounded up; complex numbers as pairs, which spares their moduli."""
+    parts = torch.view_as_real(grams) if grams.is_complex() else grams
+    norms: Tensor = torch.linalg.vector_norm(parts.flatten(1), dim=1)
+    return norms * (1 + gamma(parts[0].numel()))
+
+
 def _largest(grams: Tensor) -> Tensor:
     """Keep the few Gram matrices of largest Frobenius norm."""
     if len(grams) <= _SUSPECTS:
@@ -212,7 +218,7 @@ def _not_certified(grams: Tensor, limit: float) -> Tensor:
     """
     size = grams.shape[-1]
     if len(grams) > 1:
-        grams = grams[frobenius_norms(grams) > limit]
+        grams = grams[~(frobenius_norms(grams) <= limit)]  # NaN proves nothing
     shift = limit / (1 + size * gamma(size))
     shifted = torch.neg(grams, out=torch.empty_like(grams).mT)  # columns lie side by side, as LAPACK wants them
     shifted.diagonal(dim1=-2, dim2=-1).add_(shift)
@@ -231,8 +237,9 @@ def _eigenvalue_bound(grams: Tensor, guess: float) -> float:
             return limit
         if len(grams) > 1:
             guess = max(guess, guess_eigenvalue(_largest(grams)))
-    exact = float(torch.linalg.eigvalsh(_largest(grams)).max()) * (1 + _SLACKS[0])
-    return exact if len(_not_certified(grams, exact)) == 0 else float(gram_iteration(grams).max())
+    exact = float(torch.linalg.eigvalsh(grams).max())  # of what the guess was too low for
+    proved = (limit for slack in _SLACKS if not len(_not_certified(grams, limit := exact * (1 + slack))))
+    return next(proved, float(frobenius_norms(grams).max()))
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.certify import gram, norms
-from lipcompile_torch.certify.gram import frobenius_norms, gram_iteration, iterated
+from lipcompile_torch.certify import norms
 from lipcompile_torch.certify.norms import (
     EuclideanNorm,
     GramStack,
     LargestNorm,
+    frobenius_norms,
     gram_stack,
     matrix_norm,
     normalised,
@@ -171,12 +171,6 @@ def test_what_is_certified_to_be_at_most_a_limit_is(monkeypatch: pytest.MonkeyPa
     each_is_needed({(norms, "UP"): 1.0}, {"both": {(norms, "UP"): UP}}, least_room, lambda _: 0, cases)
 
 
-def rank_one(seed: int, size: int) -> tuple[Tensor, int]:
-    """A Gram matrix vvᵀ of whole numbers, and its eigenvalue |v|²: both exact."""
-    vector = whole(seed, size, 1)
-    return (vector @ vector.mT)[None], int(vector.square().sum())
-
-
 @pytest.mark.parametrize("size", [4, 10])
 def test_a_factorisation_that_should_not_end_proves_nothing(size: int) -> None:
     """τI - G is not positive for τ just below an eigenvalue, but with rounding Cholesky may run to its end."""
@@ -193,13 +187,21 @@ def test_a_factorisation_that_should_not_end_proves_nothing(size: int) -> None:
     assert ended
 
 
-def test_without_a_proof_the_largest_of_all_bounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+STACK = torch.stack([torch.eye(3, dtype=torch.float64) * k for k in (1, 5, 2)])
+
+
+def test_without_a_proof_the_largest_frobenius_norm_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "_not_certified", lambda grams, _: grams)
-    grams = torch.stack([torch.eye(3, dtype=torch.float64) * k for k in (1, 5, 2)])
-    assert norms._eigenvalue_bound(grams, 5.0) >= 5
+    assert norms._eigenvalue_bound(STACK, 5.0) == pytest.approx(5 * math.sqrt(3))
 
 
-# --- Gram iteration ---
+def test_after_a_guess_that_is_too_low_eigenvalues_of_all_are_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "guess_eigenvalue", lambda _: 0.5)
+    assert 5 <= norms._eigenvalue_bound(STACK, 0.5) <= 5 * (1 + 1e-8)
+
+
+def test_a_limit_that_is_not_a_number_proves_nothing() -> None:
+    assert len(norms._not_certified(STACK, math.nan)) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
@@ -209,38 +211,9 @@ def test_frobenius_norms_of_gram_matrices_are_rounded_up(dtype: torch.dtype) -> 
     def true(matrix: Tensor) -> Any:
         return length(torch.view_as_real(matrix) if matrix.is_complex() else matrix)
 
-    off = {(gram, "gamma"): lambda _: 0.0}
-    on = {"γ": {(gram, "gamma"): gamma}}
+    off = {(norms, "gamma"): lambda _: 0.0}
+    on = {"γ": {(norms, "gamma"): gamma}}
     each_is_needed(off, on, lambda matrix: float(frobenius_norms(matrix[None])), true, matrices)
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-def test_what_squaring_rounds_is_paid_for(steps: int) -> None:
-    """Of matrices of rank one the Frobenius norm is the eigenvalue: there is no other room."""
-    off: dict[Place, Any] = {(gram, "UP"): 1.0, (gram, "gamma"): lambda _: 0.0}
-    on: Groups = {"γ": {(gram, "gamma"): only(gamma, 2)}, "one step": {(gram, "UP"): UP}}
-    grams = [rank_one(seed, 2)[0] / 7 for seed in range(200)]
-
-    def exact(found: Tensor) -> Any:
-        """Of [[a, b], [b, c]], as it is stored."""
-        a, b, c = (DIGITS.mpf(float(found[0, i, j])) for i, j in ((0, 0), (0, 1), (1, 1)))
-        return (a + c + DIGITS.sqrt((a - c) ** 2 + 4 * b * b)) / 2
-
-    each_is_needed(off, on, lambda found: float(iterated(found, steps)), exact, grams)
-
-
-def test_gram_iteration_is_rounded_up_below_the_normal_numbers() -> None:
-    """The largest eigenvalue of [[1, 1], [1, 0]] is (1 + √5)/2."""
-    for count in range(1, 20):
-        grams = torch.tensor([[[1.0, 1.0], [1.0, 0.0]]], dtype=torch.float64) * math.ldexp(count, -1074)
-        exact = (1 + DIGITS.sqrt(5)) / 2 * DIGITS.mpf(count) / DIGITS.mpf(2) ** 1074
-        assert float(gram_iteration(grams, 40)) >= exact
-
-
-def test_entries_far_from_one_are_scaled_by_their_largest() -> None:
-    grams = torch.diag_embed(torch.tensor([[1e300, 1e-300], [1e-300, 1e-300]], dtype=torch.float64))
-    bounds = gram_iteration(grams)
-    assert bounds.tolist() == pytest.approx([1e300, 1e-300], rel=1e-3)
 
 
 def test_the_power_above_is_that_of_the_largest_entry() -> None:
