@@ -112,19 +112,9 @@ def _progress(text: str) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return what all cells of a file have in common."""
-    names = (
-        "device",
-        "threads",
-        "rounds",
-        "steps",
-        "turn_seconds",
-        "cell_seconds",
-        "memory_limit",
-        "rate",
-        "contestants",
-    )
+    own = ("networks", "batches", "clock", "json", "resume", "show")
     return {
-        **{name: getattr(options, name) for name in names},
+        **{name: value for name, value in vars(options).items() if name not in own},
         "sigma": SIGMA,
         "machine": platform.machine(),
         "torch": importlib.metadata.version("torch"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.harness import emitted
 from benchmarks.utility import image_peers
+from benchmarks.utility.image_peers import Transpose
 
 CLASSES = 10
 
@@ -41,41 +43,30 @@ def _tiny() -> nn.Module:
     return nn.Sequential(_conv(1, 2), nn.ReLU(), nn.MaxPool2d(2), *_head(32))
 
 
-class _Skip(nn.Module):
+class _Skip(nn.Sequential):
     """x + f(x)."""
 
-    def __init__(self, first: int, hidden: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(_dense(first, hidden), nn.ReLU(), _dense(hidden, first))
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return x + found
+
+
+class _Mean(nn.Module):
+    """Of the tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self._mixed(x)
-
-    def _mixed(self, x: Tensor) -> Tensor:
-        mixed: Tensor = self.inner(x)
-        return mixed
+        return x.mean(1)
 
 
-class _SkipOverTokens(_Skip):
-    def _mixed(self, x: Tensor) -> Tensor:
-        return super()._mixed(x.transpose(1, 2)).transpose(1, 2)
-
-
-class _Mixer(nn.Module):
+def _mixer() -> nn.Module:
     """Tolstikhin et al. (2021), "MLP-Mixer", without normalisation."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 64, 4, stride=4, bias=False)
-        self.blocks = nn.Sequential(
-            *(part for _ in range(4) for part in (_SkipOverTokens(64, 64), _Skip(64, 128)))
-        )
-        self.head = _dense(64, CLASSES)
+    def perceptron(width: int) -> tuple[nn.Module, ...]:
+        return _dense(64, width), nn.ReLU(), _dense(width, 64)
 
-    def forward(self, image: Tensor) -> Tensor:
-        tokens = self.stem(image).flatten(2).transpose(1, 2)
-        logits: Tensor = self.head(self.blocks(tokens).mean(1))
-        return logits
+    stem = nn.Conv2d(3, 64, 4, stride=4, bias=False), nn.Flatten(2), Transpose()
+    blocks = [(_Skip(Transpose(), *perceptron(64), Transpose()), _Skip(*perceptron(128))) for _ in range(4)]
+    return nn.Sequential(*stem, *chain(*blocks), _Mean(), _dense(64, CLASSES))
 
 
 def _opacus() -> nn.Module:
@@ -103,29 +94,28 @@ class _Attention(nn.Module):
         return found
 
 
-class _ViT(nn.Module):
-    """Dosovitskiy et al. (2021) in a small size, with fixed positions: Opacus has no rule for raw parameters."""
+class _Placed(nn.Module):
+    """Fixed positions of 64 tokens, added: Opacus has no rule for raw parameters."""
 
-    def __init__(self, width: int = 64, blocks: int = 4) -> None:
+    positions: Tensor
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, width, 4, stride=4)
         self.register_buffer("positions", torch.sin(torch.arange(64.0)[:, None] / 2 ** torch.arange(width)))
-        self.mixing = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), _Attention(width, 4)) for _ in range(blocks)
-        )
-        self.thinking = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-            for _ in range(blocks)
-        )
-        self.head = nn.Linear(width, CLASSES)
 
-    def forward(self, image: Tensor) -> Tensor:
-        x = self.stem(image).flatten(2).transpose(1, 2) + self.positions
-        for mixed, thought in zip(self.mixing, self.thinking, strict=True):
-            x = x + mixed(x)
-            x = x + thought(x)
-        logits: Tensor = self.head(x.mean(1))
-        return logits
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.positions
+
+
+def _vit(width: int = 64, blocks: int = 4) -> nn.Module:
+    """Dosovitskiy et al. (2021) in a small size."""
+
+    def block() -> tuple[nn.Module, ...]:
+        perceptron = nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        return _Skip(nn.LayerNorm(width), _Attention(width, 4)), _Skip(nn.LayerNorm(width), *perceptron)
+
+    stem = nn.Conv2d(3, width, 4, stride=4), nn.Flatten(2), Transpose(), _Placed(width)
+    return nn.Sequential(*stem, *chain(*(block() for _ in range(blocks))), _Mean(), nn.Linear(width, CLASSES))
 
 
 def _dense(features: int, width: int) -> nn.Module:
@@ -192,13 +182,13 @@ NETWORKS = {
         Network("mlp", (784,), 30 * 2048, _mlp),
         Network("mnist", (1, 28, 28), 30 * 2048, _mnist),
         Network("cifar", (3, 32, 32), 25 * 2048, _cifar),
-        Network("mixer", (3, 32, 32), 25 * 2048, _Mixer),
+        Network("mixer", (3, 32, 32), 25 * 2048, _mixer),
         Network("opacus", (1, 28, 28), 30 * 2048, _opacus, proved=False),
         *(
             Network(name, (3, 32, 32), 25 * 2048, partial(image_peers.network, name, (3, 32, 32)), proved=False)
             for name in ("vgg", "resnet")
         ),
-        Network("vit", (3, 32, 32), 25 * 2048, _ViT, proved=False),
+        Network("vit", (3, 32, 32), 25 * 2048, _vit, proved=False),
         TINY,
     )
 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from .worker import MIB
 
+Column = TypeVar("Column")
 Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """What was measured of each contestant, by "network batch" and contestant."""
 
@@ -108,66 +109,50 @@ def ratio(cells: Cells, cell: str, upper: str, lower: str, clock: str) -> Spread
 def render(cells: Cells, clock: str) -> Iterator[str]:
     """Yield the lines of all tables."""
     names = list(dict.fromkeys(name for rows in cells.values() for name in rows))
-    yield from _table(f"milliseconds a step ({clock}, median of rounds)", cells, names, _milliseconds(clock))
-    yield from _table("peak memory above the start of training, MiB", cells, names, _mebibytes)
     private = [name for name in names if name in PRIVATE]
-    yield from _table("weights certified in full, a step", cells, private, _certificates)
-    yield from _ratios("times the step of the same layers without privacy", cells, _over(names), clock)
-    yield from _ratios("the same, of means: certificates count whenever they are", cells, _over(names), "mean")
-    yield from _ratios("times ours (optimal or clip), or ReLU", cells, _others(names), clock)
-    yield from _ratios("memory, times that of the same layers", cells, _over(names), "peak")
-    yield from _ratios("memory, clip", cells, [pair for pair in _others(names) if "clip" in pair], "peak")
-    yield from _verdicts(cells, clock)
-    yield from _reasons(cells)
-
-
-def _over(names: Sequence[str]) -> list[tuple[str, str]]:
-    return [(name, "same layers") for name in names if name in PRIVATE and "same layers" in names]
-
-
-def _others(names: Sequence[str]) -> list[tuple[str, str]]:
+    over = [(name, "same layers") for name in private if "same layers" in names]
     pairs = [("same layers", "relu"), ("hooks", "optimal"), ("ghost", "optimal")]
     pairs += [("clip", "relu"), ("hooks", "clip"), ("ghost", "clip")]
-    return [pair for pair in pairs if set(pair) <= set(names)]
+    others = [pair for pair in pairs if set(pair) <= set(names)]
 
+    def of_rows(title: str, shown: Sequence[str], text: Callable[[Mapping[str, Any]], str]) -> Iterator[str]:
+        def entry(cell: str, name: str) -> str:
+            return text(cells[cell][name]) if "peak" in cells[cell].get(name, {}) else "-"
 
-def _milliseconds(clock: str) -> Any:
-    return lambda row: f"{1e3 * statistics.median(row[clock]):.1f}"
+        return _table(title, cells, {name: name for name in shown}, entry, 12)
 
+    def ratios(title: str, shown: Sequence[tuple[str, str]], of: str) -> Iterator[str]:
+        def entry(cell: str, pair: tuple[str, str]) -> str:
+            found = ratio(cells, cell, *pair, of)
+            return "-" if found is None else f"{found.median:.2f}" if of == "peak" else str(found)
 
-def _mebibytes(row: Mapping[str, Any]) -> str:
-    return f"{row['peak'] / MIB:.1f}"
+        return _table(title, cells, {" / ".join(pair): pair for pair in shown}, entry, 25)
 
-
-def _certificates(row: Mapping[str, Any]) -> str:
-    return f"{row['certificates']:.2f}"
-
-
-def _table(title: str, cells: Cells, names: Sequence[str], text: Any) -> Iterator[str]:
-    if not names:
-        return
-    yield title
-    yield _line("", names, 12)
+    title = f"milliseconds a step ({clock}, median of rounds)"
+    yield from of_rows(title, names, lambda row: f"{1e3 * statistics.median(row[clock]):.1f}")
+    title = "peak memory above the start of training, MiB"
+    yield from of_rows(title, names, lambda row: f"{row['peak'] / MIB:.1f}")
+    yield from of_rows("weights certified in full, a step", private, lambda row: f"{row['certificates']:.2f}")
+    yield from ratios("times the step of the same layers without privacy", over, clock)
+    yield from ratios("the same, of means: certificates count whenever they are", over, "mean")
+    yield from ratios("times ours (optimal or clip), or ReLU", others, clock)
+    yield from ratios("memory, times that of the same layers", over, "peak")
+    yield from ratios("memory, clip", [pair for pair in others if "clip" in pair], "peak")
+    yield from _verdicts(cells, clock)
     for cell, rows in cells.items():
-        texts = [text(rows[name]) if "peak" in rows.get(name, {}) else "-" for name in names]
-        yield _line(cell, texts, 12)
-    yield ""
+        yield from (f"{cell} {name}: {row['left out']}" for name, row in rows.items() if "left out" in row)
 
 
-def _ratios(title: str, cells: Cells, pairs: Sequence[tuple[str, str]], clock: str) -> Iterator[str]:
-    if not pairs:
-        return
-    yield title
-    yield _line("", [" / ".join(pair) for pair in pairs], 25)
-    for cell in cells:
-        found = [ratio(cells, cell, *pair, clock) for pair in pairs]
-        texts = ["-" if it is None else f"{it.median:.2f}" if clock == "peak" else str(it) for it in found]
-        yield _line(cell, texts, 25)
-    yield ""
-
-
-def _line(head: str, texts: Sequence[str], width: int) -> str:
-    return f"{head:11}" + "".join(text.rjust(width) for text in texts)
+def _table(
+    title: str, cells: Cells, columns: Mapping[str, Column], entry: Callable[[str, Column], str], width: int
+) -> Iterator[str]:
+    """Yield a table of a row for each cell and a column for each head, if there are any."""
+    if columns:
+        yield title
+        yield f"{'':11}" + "".join(head.rjust(width) for head in columns)
+        for cell in cells:
+            yield f"{cell:11}" + "".join(entry(cell, column).rjust(width) for column in columns.values())
+        yield ""
 
 
 def _verdicts(cells: Cells, clock: str) -> Iterator[str]:
@@ -187,10 +172,3 @@ def _verdicts(cells: Cells, clock: str) -> Iterator[str]:
         yield f"  {verdict:12}  {target}"
         yield f"                {known[worst]}: {upper} / {lower} at {cell}{missing}"
     yield ""
-
-
-def _reasons(cells: Cells) -> Iterator[str]:
-    for cell, rows in cells.items():
-        for name, row in rows.items():
-            if "left out" in row:
-                yield f"{cell} {name}: {row['left out']}"

@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -33,7 +33,7 @@ import lipcompile
 from benchmarks.harness import line, options, saved
 from benchmarks.utility import image_peers, opacus_runs
 from benchmarks.utility.image_features import Name, Patches, Pictures, Whitening, kept, pictures
-from benchmarks.utility.study import Part, Rows, Score, cell, summary
+from benchmarks.utility.study import Part, Rows, Score, cell
 from benchmarks.utility.training import Budget, Recipe, compiled, outputs, train
 
 MODELS = Path(__file__).parent / "images.lip"
@@ -208,15 +208,8 @@ def measure(row: Row, given: Examples, rows: Rows, part: Part, seeds: int, devic
     name = f"{row.name}, {part}"
     about = row.about()
     before = rows.rows.get(name, {})
-    measured = dict(before.get("seeds", {})) if all(before.get(k) == v for k, v in _as_json(about).items()) else {}
-    for seed in range(seeds):
-        if str(seed) not in measured:
-            score = run(row, given, seed, device=device)
-            if score.epsilon is None or score.epsilon > row.epsilon:
-                raise SystemExit(f"{name}: the ledger says ε = {score.epsilon}")
-            measured[str(seed)] = asdict(score)
-            rows.put(name, about | summary(measured) | {"seeds": measured})
-    return rows.rows[name]
+    begun = before.get("seeds", {}) if all(before.get(k) == v for k, v in _as_json(about).items()) else {}
+    return rows.measured(name, about, begun, range(seeds), partial(run, row, given, device=device))
 
 
 def _as_json(about: dict[str, Any]) -> dict[str, Any]:

@@ -134,6 +134,33 @@ class Rows:
         """Return the seeds that are measured already: none unless resuming."""
         return dict(self.rows.get(name, {}).get("seeds", {})) if self.resume else {}
 
+    def measured(
+        self,
+        name: str,
+        about: Mapping[str, Any],
+        begun: Mapping[str, Any],
+        seeds: Iterable[int],
+        run: Callable[[int], Score],
+        more: Callable[[], Mapping[str, Any]] = dict,
+    ) -> dict[str, Any]:
+        """Run seeds that are not begun; return the row, which is written after every seed.
+
+        Args:
+            more: what the row says of a seed besides its score.
+
+        Raises:
+            BudgetExceededError: a training spent more than `about["epsilon"]`.
+        """
+        found = dict(begun)
+        for seed in seeds:
+            if str(seed) not in found:
+                score, allowed = run(seed), about.get("epsilon")
+                if allowed is not None and (score.epsilon is None or score.epsilon > allowed):
+                    raise BudgetExceededError(f"{name}: ε = {score.epsilon} was spent of {allowed}")
+                found[str(seed)] = asdict(score) | dict(more())
+            self.put(name, dict(about) | summary(found) | {"seeds": found})
+        return self.rows[name]
+
 
 def measure(
     rows: Rows,
@@ -146,39 +173,29 @@ def measure(
     trials: int,
     choose_once: bool = False,
 ) -> dict[str, Any]:
-    """Choose and test for each seed; return the row, which is written after every seed.
+    """Choose and test for each seed; return the row, see `Rows.measured`.
 
     Args:
         choose_once: only for the first seed; sound where all seeds have one test part.
-
-    Raises:
-        BudgetExceededError: a training spent more than `about["epsilon"]`.
     """
-    measured = rows.begun(name)
-    row: dict[str, Any] = dict(about)
-    chosen = None
-    for earlier in measured.values() if choose_once else ():
+    begun, chosen = rows.begun(name), None
+    for earlier in begun.values() if choose_once else ():
         chosen = Trial(earlier["settings"], earlier["validation"])
-    for seed in seeds:
-        if str(seed) not in measured:
-            if chosen is None or not choose_once:
-                chosen = best(search(space, run, trials, seed))
-            score = run(chosen.settings, seed, "test")
-            _check_spent(score, about)
-            measured[str(seed)] = asdict(score) | {"validation": chosen.value, "settings": chosen.settings}
-        row = dict(about) | {"trials": trials} | summary(measured) | {"seeds": measured}
-        rows.put(name, row)
-    return row
+
+    def once(seed: int) -> Score:
+        nonlocal chosen
+        if chosen is None or not choose_once:
+            chosen = best(search(space, run, trials, seed))
+        return run(chosen.settings, seed, "test")
+
+    def choice() -> Mapping[str, Any]:
+        return {} if chosen is None else {"validation": chosen.value, "settings": chosen.settings}
+
+    return rows.measured(name, dict(about) | {"trials": trials}, begun, seeds, once, choice)
 
 
 class BudgetExceededError(Exception):
     """The ledger of a training says more than its budget."""
-
-
-def _check_spent(score: Score, about: Mapping[str, Any]) -> None:
-    allowed = about.get("epsilon")
-    if allowed is not None and (score.epsilon is None or score.epsilon > allowed):
-        raise BudgetExceededError(f"ε = {score.epsilon} was spent of {allowed}")
 
 
 def summary(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
