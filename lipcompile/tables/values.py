@@ -24,8 +24,8 @@ MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"))
 # Codes of a text in place of its number.
 ABSENT, OTHER = -1, -2
 
-# Numbers in a text: `-1234.5`, `1e3`, `$1,234.50`, `12 %`, or `1.234,5 €`.
-_PLAIN = r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+# Numbers in a text: `-1234.5`, `1e3`, `$1,234.50`, `+12 %`, or `1.234,5 €`. The plain ones are those of pyarrow.
+_PLAIN = r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf(inity)?|nan(\([0-9a-z_]*\))?))"
 _SIGNS = "[$€£¥]"
 # How dates are written besides ISO, as strptime says it.
 FORMATS = tuple(
@@ -251,7 +251,7 @@ def _numerals(array: Any, decimal: Mark) -> Any:
     pa, compute = arrow(), arrow("compute")
     group = "," if decimal == "." else "."
     digits = rf"(\d{{1,3}}(\{group}\d{{3}})+|\d+)(\{decimal}\d*)?"
-    formatted = rf"(-?{_SIGNS}? ?|{_SIGNS} ?-){digits} ?(%|{_SIGNS})?"
+    formatted = rf"([+-]?{_SIGNS}? ?|{_SIGNS} ?[+-]){digits} ?(%|{_SIGNS})?"
     trimmed = _trimmed(array)
     is_number = compute.match_substring_regex(trimmed, f"^({formatted}{'|' + _PLAIN if decimal == '.' else ''})$")
     bare = compute.replace_substring_regex(trimmed, rf"[$€£¥% ]|\{group}", "")

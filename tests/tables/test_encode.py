@@ -130,6 +130,20 @@ def test_numbers_of_texts_may_be_grouped_and_stand_beside_a_sign() -> None:
                 encoded(Number("a", decimal=mark), ["5", text])
 
 
+@pytest.mark.parametrize("other", ["7", "$5", "1,234", "12 %", "inf", "+2"])
+def test_whether_a_text_is_a_number_depends_on_no_other_row(other: str) -> None:
+    """What pyarrow reads alone is a number beside others that it does not read, and where words are missing."""
+    largest = float(np.finfo(np.float32).max)
+    signed = {"+5": 5, "+.5e1": 5, "-Inf": -largest, "infinity": largest, "NAN": NAN, "-nan": NAN}
+    for text, x in {**signed, "+$5": 5, "$+5": 5, "+1,234.5": 1234.5, "+12 %": 12}.items():
+        for column in (Number("a"), Number("a", coerce=True)):
+            assert_x(encoded(column, [text]), [x])
+            found = encoded(column, [text, other]).x[:, 0]
+            np.testing.assert_array_equal(found[:1], np.float32([x]))
+            assert not np.isnan(found[1])
+    assert_x(encoded(Number("a", decimal=","), ["+1.234,5", "+5"]), [1234.5], [5])
+
+
 def test_a_missing_number_has_a_column_that_says_so() -> None:
     found = encoded(Number("a", 0, 3, missing=True), pa.array([1.0, None]))
     assert_x(found, [1, 0], [NAN, 1])
