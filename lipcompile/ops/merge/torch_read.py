@@ -24,13 +24,17 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
 
 def _product(self: Any, dim: int, keepdim: bool = False, dtype: int | None = None) -> Any:
     """Translate `prod(self, dim, keepdim)` of real numbers."""
-    op, parts = operators(), _entries(self, dim)
-    made = reduce(op.Mul, parts)
+    op = operators()
+    if not isinstance(self.shape[dim], int):
+        return _refused(self, dim)
+    made = reduce(op.Mul, _entries(self, dim))
     return made if keepdim else op.Squeeze(made, [dim])
 
 
 def _running(self: Any, dim: int, dtype: int | None = None) -> Any:
     """Translate `cumprod(self, dim)` of real numbers."""
+    if not isinstance(self.shape[dim], int):
+        return _refused(self, dim)
     op, (first, *others) = operators(), _entries(self, dim)
     made = [first]
     for entry in others:
@@ -38,10 +42,14 @@ def _running(self: Any, dim: int, dtype: int | None = None) -> Any:
     return op.Concat(*made, axis=dim) if others else op.Identity(first)
 
 
+def _refused(whole: Any, dim: int) -> Any:
+    """Write what the importer refuses over the batch (LIP108), also of a constant that each example has."""
+    return operators().CumSum(whole, dim)
+
+
 def _entries(whole: Any, dim: int) -> list[Any]:
-    """Cut an axis into its entries; that of the batch, whose size is unknown, is refused where it is sliced."""
-    size = whole.shape[dim]
-    count = size if isinstance(size, int) else 1
+    """Cut an axis of known size into its entries."""
+    count = whole.shape[dim]
     if count > _MOST:
         raise ValueError(f"a product of {count} entries, of which {_MOST} are supported")
     return [operators().Slice(whole, [place], [place + 1], [dim]) for place in range(count)]

@@ -158,6 +158,16 @@ def running_product(_: Any, h: Tensor) -> Tensor:
     return torch.cumprod(h, 0)
 
 
+def product_of_copies(net: Any, h: Tensor) -> Tensor:
+    """Its size is that of the batch, whatever the entries are."""
+    return h + net.stack[0, 0].expand(len(h), 4).prod(0)
+
+
+def running_product_of_copies(_: Any, h: Tensor) -> Tensor:
+    """Each example gets another number."""
+    return h + torch.full((len(h), 4), 0.5).cumprod(0)[:, None]
+
+
 def next_example(_: Any, h: Tensor) -> Tensor:
     return F.pad(h, (0, 0, 0, 0, 1, 0))[:-1] * h
 
@@ -179,6 +189,8 @@ def wrong_order(_: Any, h: Tensor) -> Tensor:
 MIXING = (
     product_of_examples,
     running_product,
+    product_of_copies,
+    running_product_of_copies,
     over_examples,
     next_example,
     next_frame,
