@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import SymBool, SymInt, Tensor, equal
 from torch.export import ExportedProgram
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.node import map_arg
 
 from lipcompile.diagnostics import Location
@@ -27,11 +28,13 @@ class Branches:
 
     forced: answers that comparisons of that size give in place of the true ones.
     answers: the others that the code asked for, with their places. fixed: where it took the size as a number.
+    kept: where torch took what is computed from it as a number: of real ones it keeps that one for all sizes.
     """
 
     forced: Mapping[str, bool] = field(default_factory=dict)
     answers: dict[str, tuple[bool, Location]] = field(default_factory=dict)
     fixed: list[Location] = field(default_factory=list)
+    kept: list[Location] = field(default_factory=list)
 
     @property
     def places(self) -> list[Location]:
@@ -44,6 +47,7 @@ class Branches:
         truth: Callable[[SymBool], bool] = SymBool.__bool__
         index: Callable[[SymInt], int] = SymInt.__index__
         length = builtins.len
+        numbers = {"guard_int": SymNode.guard_int, "guard_float": SymNode.guard_float}
 
         def answered(symbol: SymBool) -> bool:
             place = _asking(sys._getframe(1)) if symbol.node._expr.free_symbols else None
@@ -59,6 +63,13 @@ class Branches:
             self.fixed += [place] if place else []
             return index(symbol)
 
+        def keeping(name: str) -> Callable[..., Any]:
+            def kept(node: Any, *place: Any) -> Any:
+                self.kept += [_outside(sys._getframe(1))] if node._expr.free_symbols else []
+                return numbers[name](node, *place)
+
+            return kept
+
         def measured(sized: Any) -> int:
             size: int = sized.shape[0] if isinstance(sized, Tensor) and sized.dim() else length(sized)
             return size
@@ -67,11 +78,15 @@ class Branches:
             SymBool.__bool__ = answered  # type: ignore[method-assign]
             SymInt.__index__ = SymInt.__int__ = converted  # type: ignore[method-assign]
             builtins.len = measured
+            for name in numbers:
+                setattr(SymNode, name, keeping(name))
             yield
         finally:
             SymBool.__bool__ = truth  # type: ignore[method-assign]
             SymInt.__index__ = SymInt.__int__ = index  # type: ignore[method-assign]
             builtins.len = length
+            for name, taken in numbers.items():
+                setattr(SymNode, name, taken)
 
     def others(self) -> Iterator[tuple[Mapping[str, bool], Location]]:
         """Yield what to force for the other answer to each comparison, and where that stands."""
@@ -84,6 +99,8 @@ def differing(first: Branches, program: ExportedProgram, trace: Callable[[], Exp
 
     A way that ends in a `raise` of the code is none: the module takes no such batch.
     """
+    if first.kept:
+        return first.kept[0]
     waiting, traces = list(first.others()), 0
     while waiting:
         forced, place = waiting.pop()
@@ -109,6 +126,13 @@ def _asking(frame: FrameType | None) -> Location | None:
     while frame is not None and frame.f_globals.get("__name__") == "torch":
         frame = frame.f_back
     return None if frame is None or _is_torchs(frame) else Location(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _outside(frame: FrameType) -> Location:
+    """Return the line of code outside torch that calls."""
+    while frame.f_back is not None and (_is_torchs(frame) or frame.f_globals is globals()):
+        frame = frame.f_back
+    return Location(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _is_torchs(frame: FrameType) -> bool:

@@ -95,7 +95,8 @@ def has_open_batch(program: ExportedProgram) -> bool:
     ranges = program.range_constraints.values()
     if any(found.lower > _LEAST_OPEN or found.upper < sys.maxsize for found in ranges):
         raise _by_size(None)
-    return bool(ranges)
+    inputs = (node.meta["val"] for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
+    return any(not isinstance(size, int) for value in inputs for size in getattr(value, "shape", ()))
 
 
 def _refuse_open_sizes(program: ExportedProgram) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lipcompile.diagnostics import Severity
 from lipcompile.pipeline import from_module
@@ -102,6 +103,9 @@ DIFFERENT: dict[str, Then] = {
     "second": second,
     "written": written,
     "too many": many,
+    "capacity": lambda h: h * (h.cumsum(1) <= int(1.25 * h.shape[0])),
+    "largest": lambda h: h.topk(min(4, int(0.7 * h.shape[0])), 1)[0],
+    "floor": lambda h: functional.layer_norm(h, (4,), eps=0.1 * h.shape[0]),
 }
 
 
@@ -114,6 +118,12 @@ def test_another_way_for_batches_of_another_size_is_refused(name: str) -> None:
     assert found.location is not None
     assert found.location.file == __file__
     assert first <= (found.location.line or 0) < first + len(lines)
+
+
+def test_a_trace_of_one_size_with_numbers_of_its_own_is_of_one_size() -> None:
+    """The numbers in the list are unknown in a trace, as the size of a batch is."""
+    found = from_module(Looking(lambda h: h * len(torch.zeros(h.shape[0]).tolist())), (4,)).diagnostics
+    assert ["LIP108"] == [one.code for one in found if one.severity == Severity.ERROR]
 
 
 def asserted(h: Tensor) -> Tensor:
