@@ -139,7 +139,7 @@ def test_whether_a_text_is_a_number_depends_on_no_other_row(other: str) -> None:
         for column in (Number("a"), Number("a", coerce=True)):
             assert_x(encoded(column, [text]), [x])
             found = encoded(column, [text, other]).x[:, 0]
-            np.testing.assert_array_equal(found[:1], np.float32([x]))
+            np.testing.assert_array_equal(found[0], np.float32(x))
             assert not np.isnan(found[1])
     assert_x(encoded(Number("a", decimal=","), ["+1.234,5", "+5"]), [1234.5], [5])
 

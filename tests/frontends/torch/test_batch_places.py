@@ -160,7 +160,7 @@ def running_product(_: Any, h: Tensor) -> Tensor:
 
 def product_of_copies(net: Any, h: Tensor) -> Tensor:
     """Its size is that of the batch, whatever the entries are."""
-    return h + net.stack[0, 0].expand(len(h), 4).prod(0)
+    return h + net.stack[0, 0].expand(len(h), 4).prod(0)  # type: ignore[no-any-return]
 
 
 def running_product_of_copies(_: Any, h: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ def test_another_way_for_batches_of_another_size_is_refused(name: str) -> None:
 def test_a_trace_of_one_size_with_numbers_of_its_own_is_of_one_size() -> None:
     """The numbers in the list are unknown in a trace, as the size of a batch is."""
     found = from_module(Looking(lambda h: h * len(torch.zeros(h.shape[0]).tolist())), (4,)).diagnostics
-    assert ["LIP108"] == [one.code for one in found if one.severity == Severity.ERROR]
+    assert [one.code for one in found if one.severity == Severity.ERROR] == ["LIP108"]
 
 
 def asserted(h: Tensor) -> Tensor:
