@@ -384,7 +384,10 @@ def _loaded(module: Module, source: Any, example: Example, options: ModelOptions
     trained_ones = {name: one.detach() for name, one in source.named_parameters() if one.requires_grad}
     found = origins(module, example, options, trained_ones.keys())
     entries = found.entries({name: one.double().cpu().numpy() for name, one in trained_ones.items()})
-    parameters = dict(module.named_parameters(remove_duplicate=False))
+    parameters = {
+        name: torch.view_as_real(one.detach()) if one.is_complex() else one
+        for name, one in module.named_parameters(remove_duplicate=False)
+    }
     before = {name: parameters[name].detach().clone() for name in entries}
     twin = type(
         "Twin", (type(source),), {"__init__": lambda self: self.__dict__.update(deepcopy(source).__dict__)}

@@ -264,7 +264,13 @@ def test_reserved_names_are_the_attributes_of_the_base_class() -> None:
 
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [("mnist_convnet", "MnistConvnet"), ("model", "ModelNetwork"), ("3d", "Model3d"), ("f", "FNetwork")],
+    [
+        ("mnist_convnet", "MnistConvnet"),
+        ("model", "ModelNetwork"),
+        ("3d", "Model3d"),
+        ("f", "FNetwork"),
+        ("Spectral", "SpectralNetwork"),
+    ],
 )
 def test_class_names(model: str, expected: str) -> None:
     assert class_name(model) == expected

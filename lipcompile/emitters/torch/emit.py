@@ -146,7 +146,7 @@ def class_name(model: str) -> str:
     words = re.findall(r"[A-Za-z0-9]+", model)
     name = "".join(word[0].upper() + word[1:] for word in words) or "Network"
     name = f"Model{name}" if name[0].isdigit() else name
-    return f"{name}Network" if name in {"Tensor", "F", "Model", "LipschitzModule", "Mapping"} else name
+    return f"{name}Network" if name in {"Tensor", "F", "Model", "LipschitzModule", "Mapping", *_CALLED} else name
 
 
 def _header(derivation: Derivation, analysis: Analysis) -> list[str]:

@@ -475,11 +475,18 @@ class _Rewriting:
         self._shaped(node, made, self.lifted[node.output[0]].shape, node.output[0])
 
     def _multiplied(self, node: NodeProto) -> None:
-        """Matrices by matrices; vectors are not needed."""
-        ranks = [len(self._shape(name)) for name in node.input]
-        if min(ranks) < 2:
-            raise _NoFormError
-        self._again(node, [self._padded(node, name, max(ranks)) for name in node.input])
+        """Matrices by matrices; a vector is a row from the left, and a column from the right."""
+        left, right = (self._shape(name) for name in node.input)
+        if min(len(left), len(right)) > 1:
+            self._again(node, [self._padded(node, name, max(len(left), len(right))) for name in node.input])
+            return
+        shapes = (1, *left) if len(left) == 1 else left, (*right, 1) if len(right) == 1 else right
+        rank, output = max(map(len, shapes)), node.output[0]
+        parts = [
+            self._shaped(node, self._in_front(node, name), (1,) * (rank - len(shape)) + shape)
+            for name, shape in zip(node.input, shapes, strict=True)
+        ]
+        self._shaped(node, self._write(node, "MatMul", parts), self.lifted[output].shape, output)
 
 
 def _attributes(node: NodeProto) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,8 +15,10 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lipcompile.diagnostics import Diagnostic, Severity
-from lipcompile.frontends.torch.tracing import Example, evaluating, traced, untraceable
+from lipcompile.frontends.torch.complex_pairs import arguments
+from lipcompile.frontends.torch.tracing import Example, evaluating, traced
 from lipcompile.frontends.torch.translation import line_of
+from lipcompile.frontends.torch.untraceable import untraceable
 
 # Operators of normal numbers, whose mean stands for them in evaluation mode.
 _NORMAL = ("randn", "randn_like", "normal", "normal_", "normal_functional")
@@ -58,22 +60,15 @@ def _draws(node: Node) -> bool:
     callers = [str(kind) for _, kind in node.meta.get("nn_module_stack", {}).values()]
     if callers and callers[-1].startswith("torch.nn."):
         return False
-    given = _arguments(node.target, node.args, node.kwargs)
+    given = arguments(node.target, node.args, node.kwargs)
     return bool(given.get("train", True)) and given.get("dropout_p", 1) != 0
-
-
-def _arguments(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, those that were left out among them."""
-    arguments = called._schema.arguments
-    given = {one.name: one.default_value for one in arguments if one.has_default_value()}
-    return given | dict(zip((one.name for one in arguments), args, strict=False)) | dict(kwargs)
 
 
 class _Means(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         drawn = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in _NORMAL:
-            drawn.copy_(torch.as_tensor(_arguments(func, args, kwargs or {}).get("mean", 0.0)))
+            drawn.copy_(torch.as_tensor(arguments(func, args, kwargs or {}).get("mean", 0.0)))
         return drawn
 
 

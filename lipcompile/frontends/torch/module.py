@@ -36,18 +36,17 @@ from lipcompile.frontends.torch.kinds import in_real_numbers
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
 from lipcompile.frontends.torch.tracing import (
     Example,
-    Untraceable,
     batch,
     evaluating,
     has_open_batch,
     real,
     retraced,
     traced,
-    untraceable,
     without_cache,
     written_buffers,
 )
 from lipcompile.frontends.torch.translation import digest, line_of, translated
+from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
 
 Array = NDArray[Any]
 # What fixes a batch normalisation of a module rather than of a file: on the command line, and in Python.
@@ -249,7 +248,7 @@ def _left_out(module: Module, model: ModelProto) -> Iterator[Diagnostic]:
 def _rounded(module: Module) -> Iterator[Diagnostic]:
     """Yield a warning of parameters that are not in float32, which the module that is emitted has."""
     kinds = {name: str(parameter.dtype).removeprefix("torch.") for name, parameter in module.named_parameters()}
-    other = [name for name, kind in kinds.items() if kind != "float32"]
+    other = [name for name, kind in kinds.items() if kind not in ("float32", "complex64")]
     if other:
         kind = kinds[other[0]]
         message = f"the emitted module computes in float32, but {kind} is the kind of numbers of {_listed(other)}"

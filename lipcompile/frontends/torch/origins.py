@@ -24,8 +24,8 @@ from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.torch.computed import computed_weights, standardises
 from lipcompile.frontends.torch.module import ModuleRun, examples_of, frozen, original_run, traced_in_numbers
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
-from lipcompile.frontends.torch.tracing import Untraceable
 from lipcompile.frontends.torch.translation import translated
+from lipcompile.frontends.torch.untraceable import Untraceable
 
 Array = NDArray[Any]
 # Whole numbers below these are exact in the numbers of a module.

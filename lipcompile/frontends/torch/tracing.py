@@ -21,14 +21,16 @@ from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
 from lipcompile.core.record import Shape
-from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
+from lipcompile.diagnostics import InputError, Location, input_error
 from lipcompile.frontends.onnx.node import traced_line
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.branches import Branches, differing
+from lipcompile.frontends.torch.complex_pairs import holds_complex, in_pairs
 from lipcompile.frontends.torch.experts import with_all_experts
 from lipcompile.frontends.torch.find import place_of, summary
 from lipcompile.frontends.torch.packing import without_packing
 from lipcompile.frontends.torch.rewritten import rewritten
+from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
 
 # Exceptions of torch.export, by the names of their classes: the trace would depend on the numbers in the input.
 _DATA_DEPENDENT = frozenset(
@@ -55,14 +57,6 @@ class Example:
     name: str
     shape: Shape
     kind: dtype | None = None
-
-
-class Untraceable(Exception):  # noqa: N818
-    """The module cannot be written as a graph; `diagnostic` says why."""
-
-    def __init__(self, diagnostic: Diagnostic) -> None:
-        super().__init__(diagnostic.message)
-        self.diagnostic = diagnostic
 
 
 def traced(module: Module, examples: Sequence[Example]) -> tuple[ExportedProgram, tuple[Example, ...]]:
@@ -225,7 +219,11 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
         _spelled_out(module, len(args), kwargs),
         opt_einsum.flags(enabled=False),
     ):
-        return export(module, args, kwargs, dynamic_shapes=_by_name(module, open_axes), strict=False)
+        axes = _by_name(module, open_axes)
+        program = export(module, args, kwargs, dynamic_shapes=axes, strict=False)
+        if not holds_complex(program):
+            return program
+        return export(in_pairs(program, module), args, kwargs, dynamic_shapes=axes, strict=False)
 
 
 @contextmanager
@@ -289,6 +287,8 @@ def _by_name(module: Module, axes: tuple[tuple[Any, ...], dict[str, Any]] | None
 
 def _explained(module: Module, examples: Sequence[Example], error: Exception) -> Exception:
     """Return why a module cannot be traced: its control flow, the examples, or torch."""
+    if isinstance(error, Untraceable):
+        return error
     names = {cls.__name__ for cls in type(error).__mro__}
     names.add(getattr(getattr(error, "error_type", None), "name", ""))
     if names & _DATA_DEPENDENT:
@@ -312,11 +312,6 @@ def _shapes(module: Module, given: int) -> str:
         given_shape = "--input-shape 3,32,32, or example=(3, 32, 32) in Python"
         return f"give the shape of one example, without the batch: {given_shape}"
     return f"give the shape of each: {' '.join(f'--input-shape {name}=3,32,32' for name in needed)}"
-
-
-def untraceable(code: str, message: str, help_line: str, location: Location | None) -> Untraceable:
-    """Make an `Untraceable` of one diagnostic."""
-    return Untraceable(Diagnostic(code, message, help_line, location=location))
 
 
 def _failure(module: Module, examples: Sequence[Example]) -> Exception | None:

@@ -17,7 +17,7 @@ from lipcompile.frontends.onnx.node import scope_of, traced_line
 from lipcompile.frontends.onnx.refused import DRAWS
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.find import summary
-from lipcompile.frontends.torch.tracing import Untraceable, untraceable
+from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
 from lipcompile.ops.merge import torch_read as merge
 from lipcompile.ops.normalisation import torch_read as normalisation
 from lipcompile.ops.pool import torch_read as pooling

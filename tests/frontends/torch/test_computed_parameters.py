@@ -156,6 +156,7 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "chunks": lambda net, h: sum((part.repeat(3) for part in net.p.chunk(3)), h * net.p),
     "reshaped": lambda net, h: h * net.p.view(2, 3).t().reshape(-1) + net.p,
     "copies of each": lambda net, h: torch.cat([h, net.p.tanh().expand(len(h), 1, -1)], 1) * net.p,
+    "vector from the left": lambda net, h: h * (net.p @ net.w.tanh()) + net.p * (net.w.sin() @ net.p),
     "roll": lambda net, h: h * net.p.roll(1) + net.p,
     "both sides": lambda net, h: net.w[:TOKENS, :TOKENS] @ h @ net.w,
     "one layer for two parameters": lambda net, h: h * (net.p * net.t) + net.p / (1 + net.t.square()),
