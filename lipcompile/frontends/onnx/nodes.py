@@ -188,7 +188,14 @@ class Visitor:
 
     def _report(self, node: OnnxNode, refusal: Refusal, operands: Sequence[Value]) -> None:
         at = self.at or node.traced
+        self._note_parameters(node, refusal)
         self.context.builder.refuse(refusal, name=node.label, op=node.shown, location=at, inputs=operands)
+
+    def _note_parameters(self, node: OnnxNode, refusal: Refusal) -> None:
+        """Note the parameters that a refused node reads: as tensors, more operators may take them."""
+        for item in self._operands(node):
+            if isinstance(item, Known) and self.context.parameters.will_train(item):
+                self.context.parameters.computed_with(item, refusal)
 
     def _refuse(self, node: OnnxNode, refusal: Refusal) -> None:
         """Keep a possible part of a spelling in mind; report anything else."""
@@ -197,6 +204,7 @@ class Visitor:
         if self._waits(node, refusal):
             self._store(node, [Unfinished(node, refusal, tuple(tensors))] * len(node.outputs))
             return
+        self._note_parameters(node, refusal)
         self.context.builder.refuse(refusal, name=node.label, op=node.shown, inputs=tensors)
         self._poison(node)
 

@@ -61,7 +61,7 @@ _BY_VERSION: Mapping[int, str] = {
     15: "BatchNormalization Pow",
     16: "GreaterOrEqual LessOrEqual PRelu Where",
     17: "LayerNormalization",
-    18: "ReduceL1 ReduceL2 ReduceMean ReduceSumSquare Split",
+    18: "ReduceL1 ReduceL2 ReduceMean ReduceSumSquare ScatterND Split",
     19: "Resize",
     20: "DFT Gelu IsNaN ReduceMax ReduceMin",
     21: "GroupNormalization",

@@ -83,7 +83,7 @@ LATER: Mapping[str, str] = {
     **dict.fromkeys(("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty"), _SEQUENCES),
     **dict.fromkeys(("SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence"), _SEQUENCES),
     **dict.fromkeys(DRAWS, _DRAWS),
-    **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND", "TensorScatter"), _PLACES),
+    **dict.fromkeys(("Scatter", "ScatterElements", "TensorScatter"), _PLACES),
     "CenterCropPad": "export it as Slice and Pad",
     "EyeLike": "a matrix of the size of another",
     "OneHot": "tokens select rows of an embedding: Gather",

@@ -23,7 +23,7 @@ from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.constants import broadcast
-from lipcompile.frontends.onnx.layout import Layout, Placed
+from lipcompile.frontends.onnx.layout import Layout, Placed, unplaced
 from lipcompile.frontends.onnx.shape_after_refusal import outputs as shapes
 from lipcompile.frontends.onnx.values import Item, Known, Unfinished
 
@@ -274,8 +274,8 @@ class _Rewriting:
             self._einsum(node)
         elif node.op_type in ("LayerNormalization", "RMSNormalization") and not others and place == 0:
             self._normalised(node, rank)
-        elif node.op_type == "Gather" and not others and place == 0:
-            self._rows(node)
+        elif node.op_type == "Gather" and not others:
+            self._rows(node, rank, place)
         elif node.op_type == "MatMul" and not others:
             self._multiply_examples(node, rank, place)
         elif node.op_type == "PRelu" and not others and node.input[0] not in self.lifted:
@@ -341,14 +341,35 @@ class _Rewriting:
         else:
             self._write(node, "Mul", [made, self._aligned(node, scale, rank, 0)], output)
 
-    def _rows(self, node: NodeProto) -> None:
-        """Rows of a table at places that are copied for each example."""
+    def _rows(self, node: NodeProto, rank: int, place: int) -> None:
+        """Rows of a table at places that are copied for each example, or that it computes."""
         places, table = self.items[node.input[1]], self.lifted.get(node.input[0])
-        if not isinstance(places, Known) or table is None or _attributes(node).get("axis", 0) % len(table.shape):
+        if table is None or _attributes(node).get("axis", 0) % len(table.shape):
+            raise _NoFormError
+        if not isinstance(places, Known) and len(table.shape) == 2:
+            self._rows_at(node, rank, place, table.shape)
+            return
+        if not isinstance(places, Known) or place:
             raise _NoFormError
         chosen = self._size(places.array.reshape(-1).tolist())
         made = self._write(node, "Gather", [node.input[0], chosen], axis=-len(table.shape))
         self._shaped(node, made, (*places.array.shape[1:], *table.shape[1:]), node.output[0])
+
+    def _rows_at(self, node: NodeProto, rank: int, place: int, table: Shape) -> None:
+        """Places, one hot, times the table. Negative places, which no tokens have, take none."""
+        value, output = unplaced(self.items[node.input[1]]), node.output[0]
+        if not isinstance(value, Value) or value.shape is None:
+            raise _NoFormError
+        example, others = value.shape, [*range(place), *range(place + 1, rank)]
+        front = self._write(node, "Transpose", [node.input[1]], perm=[place, *others]) if place else node.input[1]
+        column = self._write(node, "Reshape", [front, self._size((-1, prod(example), 1))])
+        hot = self._write(node, "Equal", [column, self._constant(np.arange(table[0]).reshape(1, 1, -1))])
+        shares = self._write(node, "Cast", [hot], to=TensorProto.FLOAT)
+        made = self._write(node, "MatMul", [shares, node.input[0]])
+        rows = self._shaped(node, made, (*example, table[1]), "" if place else output)
+        if place:
+            perm = [*range(1, place + 1), 0, *range(place + 1, rank + 1)]
+            self._write(node, "Transpose", [rows], output, perm=perm)
 
     def _slope(self, node: NodeProto, slope: str) -> None:
         """relu(x) - slope·relu(-x)."""

@@ -27,6 +27,7 @@ def rewritten() -> Iterator[None]:
             (torch, _cdist),
             (torch, _einsum),
             (functional, _rrelu),
+            (functional, _grid_sample),
             (functional, _embedding_bag),
             (functional, _instance_norm),
             (functional, _scaled_dot_product_attention),
@@ -94,6 +95,32 @@ def _rrelu(given: Mapping[str, Any]) -> Tensor | None:
     if given["training"]:
         return None
     return leaky_relu(given["input"], (given["lower"] + given["upper"]) / 2, given["inplace"])
+
+
+def _grid_sample(given: Mapping[str, Any]) -> Tensor | None:
+    """Images [B, C, H, W] at places [B, h, w, 2]: shares of all columns and rows, nearly all of them 0."""
+    image, grid, mode, padding = given["input"], given["grid"], given["mode"], given["padding_mode"]
+    if image.dim() != 4 or mode not in ("bilinear", "nearest") or padding not in ("zeros", "border"):
+        return None
+    columns, rows = (
+        _shares(grid[..., place].flatten(1), size, mode, padding == "border", given["align_corners"])
+        for place, size in enumerate((image.shape[3], image.shape[2]))
+    )
+    lines = columns.unsqueeze(1) @ image.transpose(2, 3)  # [B, C, h·w, H]
+    found: Tensor = (lines * rows.unsqueeze(1)).sum(-1).view(*image.shape[:2], *grid.shape[1:3])
+    return found
+
+
+def _shares(places: Tensor, size: int, mode: str, ends: bool, corners: bool | None) -> Tensor:
+    """Return the share of each of `size` entries at places [B, n] of an axis, which goes from -1 to 1."""
+    at = (places + 1) * ((size - 1) / 2) if corners else ((places + 1) * size - 1) / 2
+    at = (at.clamp(0, size - 1) if ends else at).unsqueeze(2)
+    entries = torch.arange(size, dtype=at.dtype)
+    if mode == "nearest":
+        return (torch.round(at) == entries).to(at.dtype)
+    before = torch.floor(at)
+    after: Tensor = at - before
+    return (before == entries) * (1 - after) + (before + 1 == entries) * after
 
 
 def _embedding_bag(given: Mapping[str, Any]) -> Tensor | None:

@@ -28,6 +28,7 @@ from lipcompile.frontends.torch.branches import Branches, differing
 from lipcompile.frontends.torch.complex_pairs import holds_complex, in_pairs
 from lipcompile.frontends.torch.experts import with_all_experts
 from lipcompile.frontends.torch.find import place_of, summary
+from lipcompile.frontends.torch.lengths import padded_to_lengths
 from lipcompile.frontends.torch.packing import without_packing
 from lipcompile.frontends.torch.rewritten import rewritten
 from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
@@ -216,6 +217,7 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
         _without_iterations(module),
         with_all_experts(),
         without_packing(module, args, kwargs),
+        padded_to_lengths(module),
         _spelled_out(module, len(args), kwargs),
         opt_einsum.flags(enabled=False),
     ):

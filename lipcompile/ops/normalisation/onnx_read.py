@@ -203,7 +203,7 @@ def _frozen(array: Array, behind: Shape) -> Known:
 IMPORTERS: Mapping[str, Importer] = {
     "BatchNormalization": batch_normalization,
     "GroupNormalization": group_normalization,
-    "InstanceNormalization": of_channels(instance_normalization),
+    "InstanceNormalization": of_channels(instance_normalization, has_factors=True),
     "LRN": local_response,
     "LayerNormalization": over_trailing_axes("layer_norm"),
     "RMSNormalization": over_trailing_axes("rms_norm"),

@@ -435,6 +435,66 @@ def _root(context: Context, node: OnnxNode) -> Value:
     return _apply(context, node, "power", [context.tensor(node)], Fraction(1, 2))
 
 
+# Functions that are made of others
+
+
+def _around_one(context: Context, node: OnnxNode, operand: Value) -> tuple[Value, Value]:
+    """1 - x and 1 + x."""
+    one = _apply(context, node, "constant", [operand], ONE, "_one")
+    below, above = (
+        context.add(node, SUM, Sum((ONE, sign)), [one, operand], name)
+        for sign, name in ((-ONE, "_below"), (ONE, "_above"))
+    )
+    return below, above
+
+
+def _arc(context: Context, node: OnnxNode, slope: Value, factor: Fraction) -> Value:
+    """factor·atan(x), of a slope that may be infinite."""
+    angle = context.add(node, OP_BY_NAME["atan"], NoAttributes(), [slope], "_angle")
+    return scaled(context, node, angle, factor)
+
+
+def _arccosine(context: Context, node: OnnxNode) -> Value:
+    """2·atan √((1 - x)/(1 + x))."""
+    quotient = _apply(
+        context, node, "quotient", _around_one(context, node, context.tensor(node)), suffix="_quotient"
+    )
+    root = _apply(context, node, "power", [quotient], Fraction(1, 2), "_root")
+    return _arc(context, node, root, Fraction(2))
+
+
+def _arcsine(context: Context, node: OnnxNode) -> Value:
+    """atan(x/√((1 - x)(1 + x)))."""
+    operand = context.tensor(node)
+    product = context.add(node, PRODUCT, NoAttributes(), _around_one(context, node, operand), "_product")
+    root = _apply(context, node, "power", [product], Fraction(1, 2), "_root")
+    return _arc(context, node, _apply(context, node, "quotient", [operand, root], suffix="_slope"), ONE)
+
+
+def _area_tangent(context: Context, node: OnnxNode) -> Value:
+    """(log(1 + x) - log(1 - x))/2."""
+    below, above = _around_one(context, node, context.tensor(node))
+    logs = [_apply(context, node, "log", [part], suffix=f"_{place}") for place, part in enumerate((above, below))]
+    return context.add(node, SUM, Sum((Fraction(1, 2), Fraction(-1, 2))), logs)
+
+
+def _tangent(context: Context, node: OnnxNode) -> Value:
+    parts = [context.unary(node, name, NoAttributes(), f"_{name}") for name in ("sin", "cos")]
+    return _apply(context, node, "quotient", parts)
+
+
+def _exponentials(sign: Fraction) -> Callable[[Context, OnnxNode], Value]:
+    """(e^x ± e^-x)/2."""
+
+    def importer(context: Context, node: OnnxNode) -> Value:
+        operand = context.tensor(node)
+        turned = scaled(context, node, operand, -ONE, "_turned")
+        both = [_apply(context, node, "exp", [part], suffix=f"_{i}") for i, part in enumerate((operand, turned))]
+        return context.add(node, SUM, Sum((Fraction(1, 2), sign / 2)), both)
+
+    return importer
+
+
 # Numbers that are drawn
 
 
@@ -465,12 +525,16 @@ def _like(context: Context, node: OnnxNode) -> Value:
 # Functions of all entries along an axis: its number is that of torch if the batch is in front.
 _OF_PLACES = ("ArgMax", "ArgMin", "GatherElements", "RandomNormalLike", "ScatterElements")
 _FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
+    "Acos": _arccosine,
     "Add": _sum,
     "And": _and,
     "ArgMax": _place,
     "ArgMin": _place,
+    "Asin": _arcsine,
+    "Atanh": _area_tangent,
     "Cast": _cast,
     "Ceil": _of_one("ceil"),
+    "Cosh": _exponentials(ONE),
     "Div": _quotient,
     "Equal": _compared("equal", reverse=False),
     "Exp": _of_one("exp"),
@@ -491,7 +555,9 @@ _FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
     "Reciprocal": _reciprocal,
     "Round": _of_one("round"),
     "ScatterElements": _scattered,
+    "Sinh": _exponentials(-ONE),
     "Sqrt": _root,
+    "Tan": _tangent,
     "Where": _where,
     "Xor": _xor,
 }

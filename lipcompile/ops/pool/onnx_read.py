@@ -9,7 +9,7 @@ from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, Importer, as_tensor, shape_of
-from lipcompile.frontends.onnx.layout import FIRST
+from lipcompile.frontends.onnx.layout import FIRST, Layout
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import integers
 from lipcompile.ops.pool.rules import AveragePool, LpPool, Pool
@@ -74,12 +74,16 @@ def images_of(context: Context, node: OnnxNode) -> int:
     return layout.outer + layout.inner
 
 
-def of_channels(importer: Callable[[Context, OnnxNode], Value]) -> Importer:
-    """Return the importer of what treats each channel by itself: those of several images are channels of one."""
+def of_channels(importer: Callable[[Context, OnnxNode], Value], *, has_factors: bool = False) -> Importer:
+    """Return the importer of what treats each channel by itself: those of several images are channels of one.
+
+    So are the images of a file in which the batch stands where channels do, which may have no factors then.
+    """
 
     def framed(context: Context, node: OnnxNode) -> Value:
-        layout, images, name = context.layout, images_of(context, node), node.proto.input[0]
-        if not images:
+        layout, name = context.layout, node.proto.input[0]
+        images = 0 if layout == Layout(1) and not has_factors else images_of(context, node)
+        if layout == FIRST:
             return importer(context, node)
         operand, before = context.tensor(node), context.items[name]
         axes, spatial = shape_of(operand)[: images + 1], shape_of(operand)[images + 1 :]

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.constants import plus_entries, real
+from lipcompile.frontends.onnx.constants import plus_entries, real, times_entries
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
-from lipcompile.frontends.onnx.layout import FIRST
+from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import OWN, is_formal, multiple, shown
-from lipcompile.frontends.onnx.values import Known, OwnPlaces, integers, scalar
+from lipcompile.frontends.onnx.values import Known, OwnPlaces, floats, integers, scalar
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.embedding.rules import Embedding
-from lipcompile.ops.merge.rules import MATMUL
+from lipcompile.ops.merge.rules import MATMUL, SUM, Sum
 from lipcompile.ops.pointwise.onnx_read import from_the_end, one_hot, rows_at
 from lipcompile.ops.resample.rules import Expand, Gather, Pad
 from lipcompile.ops.shape.onnx_read import cut, permute, reshape_to
@@ -180,6 +180,67 @@ def _are_of_own_example(places: Known) -> bool:
     array = places.array
     names = places.copies == 0 and (array.ndim == 2 or (array.ndim > 2 and array.shape[-1] > 1))
     return names and bool((array[..., 0] == OWN).all())
+
+
+def scatter_nd(context: Context, node: OnnxNode) -> Value:
+    """Entries written over at constant places among the first axes, or added there; no two places are one."""
+    data, places = context.item(node, 0), context.known(node, 1, "the places")
+    reduction = node.text("reduction", "none")
+    if isinstance(data, Known) or places is None or places.array.ndim < 2 or reduction not in ("none", "add"):
+        raise Refusal("LIP110", f"ScatterND with reduction `{reduction}` into a constant is not yet supported")
+    context.layout = data.layout if isinstance(data, Placed) else FIRST
+    operand, (*taken, depth) = context.tensor(node), places.array.shape
+    example, own = shape_of(operand), context.layout == FIRST and _are_of_own_example(places)
+    if own:
+        places, taken, depth = replace(places, array=places.array[0, ..., 1:], copies=None), taken[1:], depth - 1
+    layout = context.layout
+    if depth < 1 or (not own and (layout.outer or layout.inner or layout.axis < depth)):
+        raise Refusal("LIP108", "ScatterND acts on the batch axis: it mixes examples", MIXES)
+    integers(places, "the places")
+    rows = _flat(places.array.reshape(-1, depth).T, example[:depth])
+    if len(set(rows)) < len(rows):
+        raise Refusal("LIP110", "ScatterND at places that are equal", "write each place once")
+    there = replace(layout, axis=layout.axis - depth + len(taken)) if not own else FIRST
+    whole, rest = (math.prod(example[:depth]), *example[depth:]), example[depth:]
+    kept = np.ones(whole, bool)
+    kept[[*rows]] = False
+    numbers = _updates(context, node, there, (len(rows), *rest))
+    merged = reshape_to(context, node, operand, whole, "_merged")
+    if isinstance(numbers, Value):
+        order = np.zeros(whole[0], dtype=int)
+        order[[*rows]] = range(len(rows))
+        apart = context.add(node, OP_BY_NAME["gather"], Gather(tuple(map(int, order)), 0), [numbers], "_at_places")
+        put = times_entries(context, node, apart, (~kept).astype(np.float32), "_put")
+        if reduction == "none":
+            merged = times_entries(context, node, merged, kept.astype(np.float32), "_kept")
+        made = context.add(node, SUM, Sum((Fraction(1), Fraction(1))), [merged, put])
+    else:
+        filled = np.zeros(whole, np.float32)
+        filled[[*rows]] = numbers
+        keeps = np.ones_like(kept) if reduction == "add" else kept
+        made = plus_entries(
+            context,
+            node,
+            times_entries(context, node, merged, keeps.astype(np.float32), "_kept"),
+            filled,
+            "_filled",
+        )
+    return reshape_to(context, node, made, example, "_whole")
+
+
+def _updates(context: Context, node: OnnxNode, layout: Layout, shape: Shape) -> Value | Array:
+    """Return the numbers that a ScatterND writes, a tensor or a constant of this shape; raises Refusal."""
+    item = context.item(node, 2)
+    if not isinstance(item, Known):
+        data, context.layout = context.layout, layout
+        found = context.tensor(node, 2)
+        context.layout = data
+        return reshape_to(context, node, context.numbers(found), shape, "_updates")
+    array, place = item.array, layout.axis
+    if array.ndim <= place or array.shape[place] != 1:
+        raise Refusal("LIP108", "ScatterND writes other numbers for each example", MIXES)
+    context.parameters.hold(item)
+    return floats(real(item).array, "a constant").reshape(shape)
 
 
 def gather_elements(context: Context, node: OnnxNode) -> Value:
@@ -366,6 +427,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
     "Pad": pad,
+    "ScatterND": scatter_nd,
     "SpaceToDepth": space_to_depth,
     "Compress": compress,
     "Tile": tile,

@@ -1,4 +1,7 @@
-"""How a part of a tensor that is written over becomes a concatenation: torch's exporter scatters its entries."""
+"""How a part of a tensor that is written over becomes a concatenation: torch's exporter scatters its entries.
+
+It also lets runtimes find the axes of size 1, of which a batch of one is one more.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,17 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     import torch
 
     aten = torch.ops.aten
-    return {aten.slice_scatter.default: _slice, aten.select_scatter.default: _select}
+    return {
+        aten.slice_scatter.default: _slice,
+        aten.select_scatter.default: _select,
+        aten.squeeze.default: _squeezed,
+    }
+
+
+def _squeezed(self: Any) -> Any:
+    """Translate `squeeze(self)`: the batch, whose size is unknown, keeps its axis."""
+    axes = [axis for axis, size in enumerate(self.shape) if size == 1]
+    return operators().Squeeze(self, axes) if axes else operators().Identity(self)
 
 
 def _slice(

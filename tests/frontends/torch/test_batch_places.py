@@ -116,7 +116,36 @@ def products(_: Any, h: Tensor) -> Tensor:
     return torch.cumprod(h, 1) + h.prod(1, keepdim=True) * h.prod(-1).unsqueeze(-1)
 
 
-FUNCTIONS = (products, heads_in_front, moved_by_einsum, spread_in_front, compared, one_matrix_each, padded)
+def pooled(_: Any, h: Tensor) -> Tensor:
+    """As in fastText: torch takes the words [B, T, d] for the channels of one image."""
+    return F.avg_pool2d(h, (3, 1)) + F.max_pool1d(h.flatten(1), 3, 3).unsqueeze(1)
+
+
+def written_over(_: Any, h: Tensor) -> Tensor:
+    """As PyG's dense graph convolution puts ones on the diagonal."""
+    h, places, rows = h.clone(), torch.arange(3), torch.zeros(h.shape[0], 4, 4)
+    h[:, places, places.flip(0)] = 0.5
+    rows[:, [2, 0, 1]] = h.tanh()
+    rows[:, [3, 1], 2] += h[:, 0, :2]
+    return rows * h.sum(1, keepdim=True)
+
+
+def squeezed(_: Any, h: Tensor) -> Tensor:
+    return h[:, :, :1].squeeze() @ torch.ones(3, 4) * h[:, 0]
+
+
+FUNCTIONS = (
+    pooled,
+    written_over,
+    squeezed,
+    products,
+    heads_in_front,
+    moved_by_einsum,
+    spread_in_front,
+    compared,
+    one_matrix_each,
+    padded,
+)
 
 
 def held(net: nn.Module, x: Tensor) -> None:
@@ -186,7 +215,20 @@ def wrong_order(_: Any, h: Tensor) -> Tensor:
     return h.reshape(3, -1, 4).transpose(0, 1) * h
 
 
+def pooled_examples(_: Any, h: Tensor) -> Tensor:
+    """The batch is the height of an image."""
+    return F.avg_pool2d(F.pad(h.transpose(0, 1), (0, 0, 0, 1)), (2, 1), 1).transpose(0, 1)
+
+
+def written_over_examples(_: Any, h: Tensor) -> Tensor:
+    made = h.clone()
+    made[torch.tensor([0, 1]), torch.tensor([0, 2])] = h[0, 0] * 2
+    return made
+
+
 MIXING = (
+    pooled_examples,
+    written_over_examples,
     product_of_examples,
     running_product,
     product_of_copies,

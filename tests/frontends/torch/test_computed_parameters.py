@@ -156,6 +156,7 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "chunks": lambda net, h: sum((part.repeat(3) for part in net.p.chunk(3)), h * net.p),
     "reshaped": lambda net, h: h * net.p.view(2, 3).t().reshape(-1) + net.p,
     "copies of each": lambda net, h: torch.cat([h, net.p.tanh().expand(len(h), 1, -1)], 1) * net.p,
+    "capsules": lambda net, h: torch.matmul(net.w.view(3, 2, 6), h[:, :, None, :, None]).flatten(2),
     "vector from the left": lambda net, h: h * (net.p @ net.w.tanh()) + net.p * (net.w.sin() @ net.p),
     "roll": lambda net, h: h * net.p.roll(1) + net.p,
     "both sides": lambda net, h: net.w[:TOKENS, :TOKENS] @ h @ net.w,
@@ -183,6 +184,27 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "rows of kinds": lambda net, h: h + F.embedding(torch.tensor([[0, 1, 1, 0]]).expand(len(h), -1), net.w),
     "batch behind": lambda net, h: (h.transpose(0, 1) * net.p + net.p.sigmoid()[:, None].mT).transpose(0, 1),
 }
+
+
+class Session(nn.Module):
+    """As NARM: scores of all items, of which the table is looked up at tokens, and then transformed."""
+
+    def __init__(self, steps_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.steps_first = steps_first
+        self.items, self.mixed = nn.Embedding(3, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.items(x.t()).transpose(0, 1) if self.steps_first else self.items(x)
+        table = self.mixed(self.items(torch.arange(3)))
+        return rows.tanh().mean(1) @ table.t()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("steps_first", [False, True])
+def test_rows_of_a_table_that_is_computed_with(steps_first: bool) -> None:
+    net, x = Session(steps_first), torch.tensor([[0, 1, 2, 2], [1, 1, 0, 2], [2, 0, 0, 0], [1, 2, 1, 0]])
+    held_to_torch(net, private(net, x), x)
 
 
 @pytest.mark.parametrize(

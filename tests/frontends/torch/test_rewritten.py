@@ -43,8 +43,26 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
         torch.einsum("bik,cidk->bcid", h.view(-1, 2, 2), torch.ones(2, 2, 2, 2)).mean(2).flatten(1)
     ),
     "Fourier": lambda h: torch.fft.fft2(h.view(-1, 2, 2)).real.flatten(1),
+    "angles": lambda h: torch.acos(h.tanh()) + torch.asin(0.9 * h.sin()) + torch.tan(h / 4),
+    "hyperbolic": lambda h: torch.cosh(h) - torch.sinh(h / 2) + torch.atanh(h.tanh() * 0.8),
+    "places of an image": lambda h: _sampled(h, "bilinear", "zeros", False),
+    "places of an image that ends": lambda h: _sampled(h, "bilinear", "border", True),
+    "nearest places of an image": lambda h: _sampled(h, "nearest", "zeros", False),
+    "transformed image": lambda h: F.grid_sample(
+        h.view(-1, 1, 2, 2), F.affine_grid(_turn(h), [len(h), 1, 2, 2], False), align_corners=False
+    ).flatten(1),
     "convolution": lambda h: torch.fft.irfft(torch.fft.rfft(h) * torch.fft.rfft(h.tanh())),
 }
+
+
+def _sampled(h: Tensor, mode: str, padding: str, corners: bool) -> Tensor:
+    """Two channels of 3 × 2 entries at two places, some of them outside."""
+    image = torch.cat([h, h.cos(), h[:, :1], h[:, 2:]], 1)[:, :12].repeat(1, 2)[:, :12].view(-1, 2, 3, 2)
+    return F.grid_sample(image, 1.3 * h.view(-1, 2, 1, 2), mode, padding, corners).flatten(1)
+
+
+def _turn(h: Tensor) -> Tensor:
+    return torch.cat([h, h[:, :2]], 1).view(-1, 2, 3)
 
 
 def _attention(h: Tensor) -> Tensor:
@@ -102,6 +120,14 @@ OF_BATCH: dict[str, Callable[[Tensor], Tensor]] = {
     "three factors, one of another example": lambda h: torch.einsum("bi,ci,bi->bi", h, h.tanh(), h),
     "squares of all examples": lambda h: h * torch.einsum("bi,bi->i", h, h),
     "resized batch": lambda h: F.interpolate(h.T[None], scale_factor=0.5)[0].mean(1) + h,
+    "places of another image": lambda h: (
+        F.grid_sample(h.view(-1, 1, 2, 2), h.flip(0).view(-1, 2, 1, 2), align_corners=False)
+        .flatten(1)
+        .repeat(1, 2)
+    ),
+    "images of all": lambda h: (
+        F.grid_sample(h.view(1, -1, 2, 2), h.view(1, -1, 2, 2), align_corners=False).mean(1).flatten(1)[:, :4] + h
+    ),
     "transformed batch": lambda h: torch.fft.fft(h, dim=0).real,
     "slopes that are drawn": lambda h: F.rrelu(h, training=True),
 }
