@@ -26,7 +26,7 @@ from lipcompile.frontends.onnx.file.session import opened
 from lipcompile.frontends.onnx.file.structure import reaching
 from lipcompile.frontends.onnx.inputs import Source as InputSource
 from lipcompile.frontends.onnx.inputs import declare, sources
-from lipcompile.frontends.onnx.layout import unplaced
+from lipcompile.frontends.onnx.layout import Placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode, describe, module_of, named
 from lipcompile.frontends.onnx.nodes import FOLDED_ALONE, Visitor
 from lipcompile.frontends.onnx.parameters import Parameters
@@ -244,6 +244,11 @@ class _Import:
                 )
             if isinstance(item, Known):
                 raise Refusal("LIP107", f"the output `{name}` does not depend on the input")
+            if isinstance(item, Placed) and not (item.layout.outer or item.layout.inner):
+                message = f"the output has its batch at axis {item.layout.axis}"
+                raise Refusal(
+                    "LIP108", message, f"return it with the batch in front: .movedim({item.layout.axis}, 0)"
+                )
             output = as_tensor(item, "the output")
             if self.builder.holds_tokens(output):
                 raise Refusal("LIP204", "the output is the tokens themselves", "look them up in an embedding")

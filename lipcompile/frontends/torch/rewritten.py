@@ -11,9 +11,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch.nn import Module, functional
-from torch.nn.functional import embedding, leaky_relu, scaled_dot_product_attention
+from torch.nn.functional import embedding, leaky_relu, scaled_dot_product_attention, unfold
 from torch.nn.modules import transformer
 
 
@@ -23,8 +23,12 @@ def rewritten() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(transformer, "_detect_is_causal_mask", _is_said_to_be_causal))
         stack.enter_context(patch.object(Module, "to", _unless_there(Module.to)))
+        own: Any = Tensor.data
+        stack.enter_context(patch.object(Tensor, "data", property(Tensor.detach, own.__set__)))
         for home, write in (
             (torch, _cdist),
+            (torch, _conv2d),
+            (functional, _conv2d),
             (torch, _einsum),
             (functional, _rrelu),
             (functional, _grid_sample),
@@ -76,6 +80,32 @@ def _cdist(given: Mapping[str, Any]) -> Tensor:
     """Distances of rows, as norms of differences."""
     differences: Tensor = given["x1"].unsqueeze(-2) - given["x2"].unsqueeze(-3)
     return differences.norm(given["p"], -1)  # type: ignore[no-any-return]
+
+
+def _conv2d(given: Mapping[str, Any]) -> Tensor | None:
+    """A group for each example, as where each example has kernels of its own: windows, times its kernels."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    of = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    of |= dict(zip(names, given["tensors"], strict=False)) | given["named"]
+    image, kernels, groups = of["input"], of["weight"], of["groups"]
+    if not isinstance(groups, SymInt) or of["bias"] is not None or isinstance(of["padding"], str):
+        return None
+    apart, own = image.reshape(groups, kernels.shape[1], *image.shape[2:]), kernels.flatten(1)
+    windows = unfold(apart, kernels.shape[2:], of["dilation"], of["padding"], of["stride"])
+    rows = own.reshape(groups, -1, own.shape[1]) @ windows  # [groups, channels of each, entries]
+    return rows.reshape(1, -1, *_sizes(image.shape[2:], kernels.shape[2:], of))
+
+
+def _sizes(sizes: Any, kernel: Any, of: Mapping[str, Any]) -> list[int]:
+    """Return the sizes of the output of a convolution."""
+    given = [
+        (value, value) if isinstance(value := of[name], int) else value
+        for name in ("stride", "padding", "dilation")
+    ]
+    return [
+        (size + 2 * around - between * (width - 1) - 1) // step + 1
+        for size, width, step, around, between in zip(sizes, kernel, *given, strict=True)
+    ]
 
 
 def _einsum(given: Mapping[str, Any]) -> Tensor | None:

@@ -26,6 +26,9 @@ from lipcompile.ops.shape import torch_read as shape
 
 _OPERATOR = re.compile(r"OpOverload\(op='([\w.]+)'")
 _LARGEST_FOLDED = 2**24
+# What to write in the place of operators that nothing here computes.
+_TRIANGLES = "train factors of the matrix, L and U with the diagonal s, whose log |det| is s.abs().log().sum()"
+_INSTEAD = dict.fromkeys(("aten._linalg_det", "aten._linalg_slogdet", "aten.logdet"), _TRIANGLES)
 # What draws anew each time, also from constants: folded, one draw would stand in the model for ever.
 _DRAWING = frozenset((*DRAWS, "Dropout"))
 # Batch normalisations of torch, by the position of the argument that says whether statistics are the batch's own.
@@ -205,8 +208,8 @@ def _untranslated(program: ExportedProgram, error: Exception) -> Untraceable:
     name = found[1]
     calls = [node for node in program.graph.nodes if _is_call(node.target, name)]
     message = f"unsupported op {name}: ONNX has no operator for it"
-    help_line = "replace it, or leave it out"
-    if calls and _reached(program).isdisjoint(calls):
+    help_line = _INSTEAD.get(name, "replace it, or leave it out")
+    if calls and name not in _INSTEAD and _reached(program).isdisjoint(calls):
         help_line = "keep the weight that it computes: torch.nn.utils.parametrize.remove_parametrizations"
     at = traced_line(str(calls[0].meta.get("stack_trace"))) if calls else None
     return Untraceable(Diagnostic("LIP100", message, help_line, op=name, location=at))
