@@ -15,7 +15,7 @@ from lipcompile.frontends.onnx.file.read import OFFICIAL_DOMAINS
 from lipcompile.frontends.onnx.layout import FIRST, MIXES, Layout, Placed, placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.parameters import Parameters
-from lipcompile.frontends.onnx.sizes import BATCH
+from lipcompile.frontends.onnx.sizes import BATCH, multiple
 from lipcompile.frontends.onnx.values import Extreme, Item, Known, OwnPlaces, Strided, Unfinished, accepted
 from lipcompile.ops.embedding.rules import Embedding
 from lipcompile.ops.shape.rules import Reshape, Slice
@@ -222,8 +222,8 @@ class Context:
         """
         array = known.array
         from_end = self.layout.rank(example) - self.layout.place
-        merged = self.layout.outer or self.layout.inner or known.times > 1
-        if known.copies is not None and (merged or array.ndim - known.copies != from_end):
+        of_each = multiple(self.layout.sizes(example)[self.layout.place])
+        if known.copies is not None and (known.times != of_each or array.ndim - known.copies != from_end):
             message = f"a constant of shape {list(array.shape)}, copied for each example, meets another axis"
             raise Refusal("LIP108", message, MIXES)
         if array.ndim >= from_end:

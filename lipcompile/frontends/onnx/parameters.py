@@ -258,11 +258,17 @@ class Parameters:
         return ParameterChoice(constraint, trainable, array, shared)
 
     def _shared_or_untied(self, use: Use, array: Array, name: str) -> str | None:
-        """As `_shared`; `fix` makes a weight of its own of what is used in a second way."""
+        """As `_shared`; `fix` makes a weight of its own of what is used in a second way.
+
+        Where such a tensor may be read otherwise, it is told, and all that follows keeps its shape.
+        """
         repairs = self.options.repairs
         try:
             return self._shared(use, array)
-        except Refusal:
+        except Refusal as refusal:
+            if (repairs is None or not repairs.unties) and self._clips and self.frozen is not None:
+                self.builder.diagnostics.append(Diagnostic(refusal.code, refusal.message, refusal.help))
+                return None
             if repairs is None or not repairs.unties:
                 raise
             tied = ", ".join(f"`{source}`" for source in sorted(use.known.sources))

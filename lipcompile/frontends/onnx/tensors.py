@@ -23,7 +23,7 @@ from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.constants import broadcast
-from lipcompile.frontends.onnx.layout import Layout, Placed, unplaced
+from lipcompile.frontends.onnx.layout import IN_FIRST, Layout, Placed, unplaced
 from lipcompile.frontends.onnx.shape_after_refusal import outputs as shapes
 from lipcompile.frontends.onnx.values import Item, Known, Unfinished
 
@@ -92,6 +92,18 @@ class _Lifted:
     sources: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Where tensors have their batch: the number of their axes in the file, and which one is the batch.
+
+    rows: how many of each example stand one behind another along that axis, the first if they are more than 1.
+    """
+
+    rank: int
+    place: int
+    rows: int = 1
+
+
 @dataclass(slots=True)
 class _Rewriting:
     """The nodes of a model, as they are written again; `items` gets what intermediate results are, too."""
@@ -122,7 +134,7 @@ class _Rewriting:
         copied = self._batch(node.output[0]) if node.op_type == "Expand" else None
         met = {batch for name in read if name not in self.lifted and (batch := self._batch(name)) is not None}
         if copied is not None:
-            self._spread(node, *copied)
+            self._spread(node, copied)
         elif node.op_type in ("Shape", "Size"):
             self._measure(node)
         elif met:
@@ -169,17 +181,19 @@ class _Rewriting:
             raise _NoFormError
         return item.array if isinstance(item, Known) else None
 
-    def _batch(self, name: str) -> tuple[int, int] | None:
-        """Return how many axes a tensor has in the file, and which one is the batch; None for a constant."""
+    def _batch(self, name: str) -> _Batch | None:
+        """Return where a tensor has its batch in the file; None for a constant."""
         match self.items.get(name):
             case Known(copies=None):
                 return None
             case Known(copies=int(place), array=array, times=1):
-                return array.ndim, place
+                return _Batch(array.ndim, place)
             case Value(shape=tuple(shape)):
-                return len(shape) + 1, 0
+                return _Batch(len(shape) + 1, 0)
             case Placed(value=Value(shape=tuple(shape)), layout=Layout(outer=False, inner=False, axis=place)):
-                return len(shape) + 1, place
+                return _Batch(len(shape) + 1, place)
+            case Placed(value=Value(shape=tuple(shape)), layout=layout) if layout == IN_FIRST:
+                return _Batch(len(shape), 0, shape[0])
         raise _NoFormError
 
     def _example(self, name: str) -> Shape:
@@ -238,14 +252,18 @@ class _Rewriting:
         shape = self.lifted[name].shape
         return self._shaped(like, name, (1,) * (rank - len(shape)) + shape)
 
-    def _aligned(self, like: NodeProto, name: str, rank: int, place: int) -> str:
-        """Bring a lifted operand to where tensors of this rank have their batch; return any other as it is."""
+    def _aligned(self, like: NodeProto, name: str, batch: _Batch) -> str:
+        """Bring a lifted operand to where other tensors have their batch; return any other as it is."""
         if name not in self.lifted:
             return name
-        shape = self.lifted[name].shape
+        shape, rank, place = self.lifted[name].shape, batch.rank, batch.place
         full = (1,) * (rank - len(shape)) + shape
         if len(full) != rank or full[place] != 1:
             raise _NoFormError
+        if batch.rows > 1:
+            column = self._shaped(like, name, full)
+            copies = self._write(like, "Expand", [column, self._size((1, batch.rows, *full[1:]))])
+            return self._shaped(like, copies, full[1:])
         made = self._shaped(like, name, (*full[:place], *full[place + 1 :]))
         perm = [*range(1, place + 1), 0, *range(place + 1, rank)]
         return self._write(like, "Transpose", [made], perm=perm) if place else made
@@ -265,43 +283,47 @@ class _Rewriting:
 
     # Where an example is met
 
-    def _meet(self, node: NodeProto, met: set[tuple[int, int]]) -> None:
+    def _meet(self, node: NodeProto, met: set[_Batch]) -> None:
         """A node that reads tensors of the example as well."""
-        (rank, place), *others = met
+        batch, *others = met
+        place, is_apart = batch.place, batch.rows == 1
         if node.op_type == "Gemm":
             self._affine(node)
         elif node.op_type == "Einsum":
             self._einsum(node)
-        elif node.op_type in ("LayerNormalization", "RMSNormalization") and not others and place == 0:
-            self._normalised(node, rank)
+        elif node.op_type in ("LayerNormalization", "RMSNormalization") and not others and place == 0 and is_apart:
+            self._normalised(node, batch)
         elif node.op_type == "Gather" and not others:
-            self._rows(node, rank, place)
+            self._rows(node, batch)
         elif node.op_type == "MatMul" and not others:
-            self._multiply_examples(node, rank, place)
+            self._multiply_examples(node, batch)
         elif node.op_type == "PRelu" and not others and node.input[0] not in self.lifted:
-            self._slope(node, self._aligned(node, node.input[1], rank, place))
+            self._slope(node, self._aligned(node, node.input[1], batch))
         elif node.op_type in _OF_ENTRIES and not others:
-            self._again(node, [self._aligned(node, name, rank, place) for name in node.input])
+            self._again(node, [self._aligned(node, name, batch) for name in node.input])
         else:
             raise _NoFormError
 
-    def _spread(self, node: NodeProto, rank: int, place: int) -> None:
+    def _spread(self, node: NodeProto, batch: _Batch) -> None:
         """Copies for each example, which the tensor consists of already, and along other axes."""
         item = self.items[node.output[0]]
         if not isinstance(item, Known):
             raise _NoFormError
-        made = self._aligned(node, node.input[0], rank, place)
+        made = self._aligned(node, node.input[0], batch)
         self._write(node, "Expand", [made, self._size(item.array.shape)], node.output[0])
 
-    def _multiply_examples(self, node: NodeProto, rank: int, place: int) -> None:
+    def _multiply_examples(self, node: NodeProto, batch: _Batch) -> None:
         """Matrices of an example by matrices of it. A vector is a matrix of one row, or of one column."""
-        left, right = node.input
+        (left, right), rank, place = node.input, batch.rank, batch.place
         shape = self.lifted[right].shape if right in self.lifted else ()
+        if batch.rows > 1:
+            self._multiply_rows(node, batch, shape)
+            return
         is_vector = len(shape) == 1
         if place or (left in self.lifted and (rank == 2 or len(self.lifted[left].shape) == 1)):
             raise _NoFormError
         if rank > 2 and not is_vector:
-            self._again(node, [self._aligned(node, name, rank, 0) for name in node.input])
+            self._again(node, [self._aligned(node, name, batch) for name in node.input])
             return
         *before, _ = self._example(left)
         rows = left if before else self._shaped(node, left, (1, shape[0]))
@@ -309,17 +331,22 @@ class _Rewriting:
         made = self._write(node, "MatMul", [rows, columns])
         self._shaped(node, made, (*before, *shape[1:]), node.output[0])
 
+    def _multiply_rows(self, node: NodeProto, batch: _Batch, shape: Shape) -> None:
+        """Rows of all examples by a matrix of each."""
+        if batch.rank != 2 or len(shape) != 2:
+            raise _NoFormError
+        rows = self._shaped(node, node.input[0], (batch.rows, shape[0]))
+        self._shaped(node, self._write(node, "MatMul", [rows, node.input[1]]), (shape[1],), node.output[0])
+
     def _einsum(self, node: NodeProto) -> None:
         """Sums of products: what became a tensor has the letter of the batch in front."""
         equation = _attributes(node)["equation"].decode().replace(" ", "")
         left, arrow, right = equation.partition("->")
         terms = [*zip(node.input, left.split(","), strict=True)]
-        batches = {
-            term[place : place + 1]
-            for name, term in terms
-            if name not in self.lifted and (found := self._batch(name)) is not None
-            for place in found[1:]
-        }
+        places = [(term, self._batch(name)) for name, term in terms if name not in self.lifted]
+        if any(found is not None and found.rows > 1 for _, found in places):
+            raise _NoFormError
+        batches = {term[found.place] for term, found in places if found is not None}
         free = next((letter for letter in ascii_letters if letter not in equation), "")
         letter = batches.pop() if batches else free
         if not arrow or "." in equation or not letter:
@@ -328,7 +355,7 @@ class _Rewriting:
         result = letter * (node.output[0] in self.lifted) + right
         self._again(node, node.input, equation=f"{kept}->{result}")
 
-    def _normalised(self, node: NodeProto, rank: int) -> None:
+    def _normalised(self, node: NodeProto, batch: _Batch) -> None:
         """A norm, and its factors and its shift as nodes of their own."""
         operand, scale, *shift = node.input
         if operand in self.lifted:
@@ -336,27 +363,28 @@ class _Rewriting:
         ones, output = np.ones(self._shape(scale), np.float32), node.output[0]
         made = self._again(node, [operand, self._constant(ones)], self._fresh(f"{output}/norm"))
         if shift:
-            made = self._write(node, "Mul", [made, self._aligned(node, scale, rank, 0)])
-            self._write(node, "Add", [made, self._aligned(node, shift[0], rank, 0)], output)
+            made = self._write(node, "Mul", [made, self._aligned(node, scale, batch)])
+            self._write(node, "Add", [made, self._aligned(node, shift[0], batch)], output)
         else:
-            self._write(node, "Mul", [made, self._aligned(node, scale, rank, 0)], output)
+            self._write(node, "Mul", [made, self._aligned(node, scale, batch)], output)
 
-    def _rows(self, node: NodeProto, rank: int, place: int) -> None:
+    def _rows(self, node: NodeProto, batch: _Batch) -> None:
         """Rows of a table at places that are copied for each example, or that it computes."""
         places, table = self.items[node.input[1]], self.lifted.get(node.input[0])
         if table is None or _attributes(node).get("axis", 0) % len(table.shape):
             raise _NoFormError
         if not isinstance(places, Known) and len(table.shape) == 2:
-            self._rows_at(node, rank, place, table.shape)
+            self._rows_at(node, batch, table.shape)
             return
-        if not isinstance(places, Known) or place:
+        if not isinstance(places, Known) or batch.place:
             raise _NoFormError
         chosen = self._size(places.array.reshape(-1).tolist())
         made = self._write(node, "Gather", [node.input[0], chosen], axis=-len(table.shape))
         self._shaped(node, made, (*places.array.shape[1:], *table.shape[1:]), node.output[0])
 
-    def _rows_at(self, node: NodeProto, rank: int, place: int, table: Shape) -> None:
+    def _rows_at(self, node: NodeProto, batch: _Batch, table: Shape) -> None:
         """Places, one hot, times the table. Negative places, which no tokens have, take none."""
+        rank, place = batch.rank, batch.place
         value, output = unplaced(self.items[node.input[1]]), node.output[0]
         if not isinstance(value, Value) or value.shape is None:
             raise _NoFormError
@@ -366,7 +394,8 @@ class _Rewriting:
         hot = self._write(node, "Equal", [column, self._constant(np.arange(table[0]).reshape(1, 1, -1))])
         shares = self._write(node, "Cast", [hot], to=TensorProto.FLOAT)
         made = self._write(node, "MatMul", [shares, node.input[0]])
-        rows = self._shaped(node, made, (*example, table[1]), "" if place else output)
+        apart = example[1:] if batch.rows > 1 else example
+        rows = self._shaped(node, made, (*apart, table[1]), "" if place else output)
         if place:
             perm = [*range(1, place + 1), 0, *range(place + 1, rank + 1)]
             self._write(node, "Transpose", [rows], output, perm=perm)
