@@ -24,7 +24,7 @@ from lipcompile.frontends.onnx.file import memory
 from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DRAWS, refusal_of, seeded
-from lipcompile.frontends.onnx.sizes import BATCH, OWN, checked, has_batch, multiple, of_own
+from lipcompile.frontends.onnx.sizes import BATCH, OF_OWN, OWN, checked, has_batch, multiple, of_own
 
 Array = NDArray[Any]
 MOVES = frozenset(
@@ -32,6 +32,8 @@ MOVES = frozenset(
 )
 # Their results consist of entries of their operands, or of these negated.
 OF_ENTRIES = MOVES | {"CastLike", "Expand", "GatherElements", "GatherND", "Neg", "Split", "Tile"}
+# They leave the numbers of the examples what they are.
+_KEEPS_STEP = ("Identity", "Squeeze", "Transpose", "Unsqueeze")
 # Deterministic, and no larger than `memory.expect` says: everything else is refused on constants as well.
 _ARITHMETIC = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
@@ -56,6 +58,7 @@ class Known:
     sources: the stored tensors it was computed from. moves: how. reused: whether any of it is used elsewhere too.
     copies: the axis of size 1 that stands for the batch, along which it was copied; None for no copies.
     times: how many copies there are for each example; of several, nothing is known but that they are equal.
+    step: by what the numbers of the examples are multiplied that it consists of; 0 for anything else.
     entries: which entries of its sources it consists of, see `entries`; None for each of them once, in some order.
     computed: sources whose entries it does not consist of, each with the operator that computed others from them.
     """
@@ -68,6 +71,7 @@ class Known:
     entries: Array | None = None
     computed: Mapping[str, str] = field(default_factory=dict)
     times: int = 1
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +112,12 @@ class Unfinished:
 class OwnPlaces:
     """Places among the axes of a batch [B, …]: the number of each example, and whole numbers that it computes.
 
-    places: these, a tensor [..., depth].
+    places: these, a tensor [..., depth]. size: 0; or how many rows of each example stand one behind another in a
+    tensor [B·size, …], of which the number of the example times the size, plus the places, is one.
     """
 
-    places: Value
+    places: Value | Placed
+    size: int = 0
 
 
 Item = Known | Value | Placed | Strided | Extreme | OwnPlaces | Unfinished
@@ -197,6 +203,9 @@ def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: in
         return [_shape_of_copies(proto, first.array, first.copies)]
     if proto.op_type in ("Reshape", "Expand") and first.copies is not None and axes[1:] == [None]:
         return _resized_copies(proto, first, given[1])
+    if (step := _step(proto, given)) > 1:
+        (known,) = (one for one in given if one.copies is not None)
+        return [replace(known, array=np.full_like(known.array, OF_OWN), step=step)]
     place = copies.copies_of(proto, [one.array for one in given], axes)
     if times > 1 and place is None:
         raise Refusal("LIP108", f"{proto.op_type} takes some of the copies for each example", KEEP)
@@ -205,7 +214,19 @@ def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: in
         arrays = copies.results_of_own(proto, arrays, place)
     else:
         arrays = [checked(array) for array in arrays]
-    return [replace(one, copies=place, times=times) for one in _results(proto, given, arrays)]
+    step = first.step if proto.op_type in _KEEPS_STEP else 0
+    return [replace(one, copies=place, times=times, step=step) for one in _results(proto, given, arrays)]
+
+
+def _step(proto: NodeProto, given: Sequence[Known]) -> int:
+    """Return by what a node multiplies the numbers of the examples, 0 if it does anything else."""
+    own = [one for one in given if one.copies is not None and not one.step and bool((one.array == OWN).all())]
+    others = [one.array for one in given if one.copies is None]
+    if proto.op_type != "Mul" or len(own) != 1 or len(others) != 1:
+        return 0
+    (factor,) = others
+    is_whole = factor.size == 1 and factor.dtype.kind == "i" and factor.ndim <= own[0].array.ndim
+    return int(factor.reshape(-1)[0]) if is_whole and not has_batch(factor) else 0
 
 
 def _shape_of_copies(proto: NodeProto, array: Array, axis: int) -> Known:
@@ -219,7 +240,7 @@ def _resized_copies(proto: NodeProto, known: Known, target: Known) -> list[Known
     shape, axis = copies.resized(proto, known.array, known.copies, integers(target, "the shape"))
     memory.expect_array(shape)
     made = known.array.reshape(shape) if proto.op_type == "Reshape" else np.broadcast_to(known.array, shape)
-    return [replace(one, copies=axis) for one in _results(proto, [known, target], [made])]
+    return [replace(one, copies=axis, step=known.step) for one in _results(proto, [known, target], [made])]
 
 
 def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:

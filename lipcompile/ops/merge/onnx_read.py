@@ -23,7 +23,7 @@ from lipcompile.frontends.onnx.constants import (
 )
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.entries import tied
-from lipcompile.frontends.onnx.layout import FIRST
+from lipcompile.frontends.onnx.layout import FIRST, placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DIRECTIONS
 from lipcompile.frontends.onnx.sizes import OWN, has_batch
@@ -46,7 +46,7 @@ from lipcompile.ops.merge.rules import MAXIMUM, MINIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.normalisation.onnx_read import factored
 from lipcompile.ops.pointwise.onnx_read import places_in_order
 from lipcompile.ops.pool.onnx_read import reduced_axes, reduction_of
-from lipcompile.ops.shape.onnx_read import cut, made_axes, permute, reshape_to, unsqueeze
+from lipcompile.ops.shape.onnx_read import cut, made_axes, of_places, permute, reshape_to, unsqueeze
 from lipcompile.ops.shape.rules import Slice
 from lipcompile.ops.table import OP_BY_NAME
 
@@ -55,8 +55,15 @@ ONE = Fraction(1)
 _STEPS_FROM_A_SUM = 6
 
 
-def add(context: Context, node: OnnxNode) -> Value:
-    """Two tensors, or a tensor and a constant, which is a bias."""
+def add(context: Context, node: OnnxNode) -> Value | OwnPlaces:
+    """Two tensors, or a tensor and a constant, which is a bias; or places among the rows of all examples."""
+    items = [context.item(node, 0), context.item(node, 1)]
+    for index, item in enumerate(items):
+        if isinstance(item, Known) and item.step:
+            places = context.tensor(node, 1 - index)
+            if context.of_one_example(item, shape_of(places)).array.size > 1:
+                raise Refusal("LIP108", "the numbers of the examples meet another axis", MIXES)
+            return OwnPlaces(placed(places, context.layout), item.step)
     return _combined(context, node, ONE)
 
 
@@ -377,5 +384,5 @@ IMPORTERS: Mapping[str, Importer] = {
     "Sub": sub,
     "Sum": total,
     "TopK": top_k,
-    "Unsqueeze": unsqueezed,
+    "Unsqueeze": of_places(unsqueezed),
 }

@@ -17,7 +17,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.constants import plus_entries, real, times_entries
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
-from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed
+from lipcompile.frontends.onnx.layout import FIRST, IN_FIRST, Layout, Placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import OWN, is_formal, multiple, shown
 from lipcompile.frontends.onnx.values import Known, OwnPlaces, floats, integers, scalar
@@ -115,6 +115,9 @@ def _sides(context: Context, node: OnnxNode, rank: int) -> Pairs:
 
 def gather(context: Context, node: OnnxNode) -> Value:
     """Constant indices along an axis of the example (a run of them is a slice), or rows of a table by tokens."""
+    chosen = context.item(node, 1)
+    if isinstance(chosen, OwnPlaces) and chosen.size and node.integer("axis", 0) == 0:
+        return _rows_of_all(context, node, chosen)
     if isinstance(context.item(node, 0), Known):
         return _embedding(context, node)
     operand, indices = context.tensor(node), context.known(node, 1, "the indices")
@@ -137,8 +140,10 @@ def gather(context: Context, node: OnnxNode) -> Value:
 def gather_nd(context: Context, node: OnnxNode) -> Value:
     """Constant places among the first axes, which become one for it; or one place that each example computes."""
     chosen = context.item(node, 1)
+    if isinstance(chosen, OwnPlaces) and chosen.size:
+        return _rows_of_all(context, node, chosen)
     if isinstance(chosen, OwnPlaces):
-        return _rows_of_own(context, node, chosen.places)
+        return _rows_of_own(context, node, unplaced(chosen.places))
     operand, places = context.tensor(node), context.known(node, 1, "the places")
     if places is None or places.array.ndim == 0 or node.integer("batch_dims", 0):
         raise Refusal("LIP110", "GatherND of places for each example is not yet supported", "gather whole slices")
@@ -168,10 +173,35 @@ def _rows_of_own(context: Context, node: OnnxNode, places: Value) -> Value:
             "LIP110", "GatherND of several places for each example is not yet supported", "take whole rows"
         )
     wanted = reshape_to(context, node, places, (math.prod(taken),), "_places")
-    wanted = from_the_end(context, node, wanted, entries)
-    hot = one_hot(context, node, wanted, entries)
+    found = _rows_at_places(context, node, operand, from_the_end(context, node, wanted, entries))
+    return reshape_to(context, node, found, (*taken, *row), "_entry")
+
+
+def _rows_at_places(context: Context, node: OnnxNode, operand: Value, places: Value) -> Value:
+    """Rows of an example at whole numbers [n] that it computes: these, one hot, times the rows."""
+    entries, *row = shape_of(operand)
+    hot = one_hot(context, node, places, entries)
     rows = reshape_to(context, node, operand, (entries, math.prod(row)), "_rows")
-    found = context.add(node, MATMUL, NoAttributes(), [hot, rows])
+    return context.add(node, MATMUL, NoAttributes(), [hot, rows])
+
+
+def _rows_of_all(context: Context, node: OnnxNode, chosen: OwnPlaces) -> Value:
+    """Rows of a tensor [B·size, …] at the number of the example times the size, plus places that it computes."""
+    data, given = context.item(node, 0), chosen.places
+    operand, places = unplaced(data), unplaced(given)
+    if not isinstance(operand, Value) or not isinstance(data, Placed) or data.layout != IN_FIRST:
+        raise Refusal("LIP108", f"{node.op_type} acts on the batch axis: it mixes examples", MIXES)
+    taken, (entries, *row) = [*shape_of(places)], shape_of(operand)
+    if node.op_type == "GatherND":
+        depth = taken.pop()
+        if depth != 1 or node.integer("batch_dims", 0):
+            raise Refusal("LIP110", "GatherND of several places for each example is not yet supported")
+    if entries != chosen.size or context.builder.holds_tokens(operand):
+        message = f"places among {chosen.size} rows of each example, which has {entries}"
+        raise Refusal("LIP108", message, MIXES)
+    context.layout = given.layout if isinstance(given, Placed) else FIRST
+    wanted = reshape_to(context, node, places, (math.prod(taken),), "_places")
+    found = _rows_at_places(context, node, operand, wanted)
     return reshape_to(context, node, found, (*taken, *row), "_entry")
 
 

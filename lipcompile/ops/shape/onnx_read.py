@@ -18,7 +18,7 @@ from lipcompile.frontends.onnx.layout import FIRST, Placed, permuted, placed, re
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import seeded
 from lipcompile.frontends.onnx.sizes import BATCH, has_batch, is_formal, multiple, shown
-from lipcompile.frontends.onnx.values import Item, Known, Strided, integers, is_floating, scalar
+from lipcompile.frontends.onnx.values import Item, Known, OwnPlaces, Strided, integers, is_floating, scalar
 from lipcompile.ops.resample.rules import Gather
 from lipcompile.ops.shape.rules import Dropout, Reshape, Slice, Transpose
 from lipcompile.ops.table import OP_BY_NAME
@@ -315,17 +315,34 @@ def dropout(context: Context, node: OnnxNode) -> Value:
     return context.add(node, OP_BY_NAME["dropout"], Dropout(probability), [operand]) if probability else operand
 
 
+def of_places(importer: Importer) -> Importer:
+    """Return the importer that moves places among the rows of all examples as it moves a tensor."""
+
+    def moved(context: Context, node: OnnxNode) -> Item | Sequence[Item | None] | None:
+        item, name = context.item(node, 0), node.proto.input[0] if node.proto.input else ""
+        if not isinstance(item, OwnPlaces) or not item.size:
+            return importer(context, node)
+        context.items[name] = item.places
+        try:
+            made = importer(context, node)
+        finally:
+            context.items[name] = item
+        return OwnPlaces(made, item.size) if isinstance(made, Value | Placed) else made
+
+    return moved
+
+
 IMPORTERS: Mapping[str, Importer] = {
     "Cast": cast,
     "CastLike": cast_like,
     "Dropout": dropout,
-    "Flatten": flatten,
+    "Flatten": of_places(flatten),
     "Identity": identity,
-    "Reshape": reshape,
+    "Reshape": of_places(reshape),
     "Shape": shape,
     "Size": size,
     "Slice": slice_,
     "Split": split,
-    "Squeeze": squeeze,
-    "Transpose": transpose,
+    "Squeeze": of_places(squeeze),
+    "Transpose": of_places(transpose),
 }

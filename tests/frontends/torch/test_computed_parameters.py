@@ -134,6 +134,14 @@ def sparse(net: Any, h: Tensor) -> Tensor:
     return F.linear(h, net.w * mask) + F.linear(h, (net.w * mask).t())
 
 
+def _coded(net: Any, rows: Tensor) -> Tensor:
+    """As VQ-VAE: the nearest row of a matrix, to each row of all examples."""
+    apart = rows.square().sum(1, keepdim=True) + net.w.square().sum(1) - 2 * rows @ net.w.t()
+    hot = torch.zeros(rows.shape[0], WIDTH)
+    hot.scatter_(1, apart.argmin(1).unsqueeze(1), 1)
+    return hot @ net.w  # type: ignore[no-any-return]
+
+
 USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "gate": gate,
     "relative positions": relative,
@@ -156,6 +164,10 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "chunks": lambda net, h: sum((part.repeat(3) for part in net.p.chunk(3)), h * net.p),
     "reshaped": lambda net, h: h * net.p.view(2, 3).t().reshape(-1) + net.p,
     "copies of each": lambda net, h: torch.cat([h, net.p.tanh().expand(len(h), 1, -1)], 1) * net.p,
+    "codebook": lambda net, h: _coded(net, h.reshape(-1, WIDTH)).view(h.shape) + h * net.p,
+    "rows of all": lambda net, h: (
+        (h.reshape(-1, WIDTH) @ net.w.exp() * net.p + net.t.cos()).view(h.shape) + net.t + net.w[0]
+    ),
     "capsules": lambda net, h: torch.matmul(net.w.view(3, 2, 6), h[:, :, None, :, None]).flatten(2),
     "vector from the left": lambda net, h: h * (net.p @ net.w.tanh()) + net.p * (net.w.sin() @ net.p),
     "roll": lambda net, h: h * net.p.roll(1) + net.p,

@@ -44,6 +44,20 @@ def smallest(h: Tensor) -> Tensor:
     return h * h.square().gather(-1, places).sum(-1, keepdim=True)
 
 
+def neighbours(h: Tensor, step: int = TOKENS, more: int = 0) -> Tensor:
+    """As DGCNN: the three nearest rows, among those of all examples."""
+    nearest = (-torch.cdist(h, h)).topk(3, -1)[1] + more
+    places = (nearest + torch.arange(0, h.shape[0]).view(-1, 1, 1) * step).view(-1)
+    rows = h.tanh().reshape(h.shape[0] * TOKENS, -1)[places, :].view(h.shape[0], TOKENS, 3, WIDTH)
+    return (rows - h.unsqueeze(2)).amax(2)
+
+
+def chosen_row(h: Tensor) -> Tensor:
+    """The row of the largest sum, by its number among all."""
+    own = h.sum(-1).argmax(1, keepdim=True)
+    return h.reshape(-1, WIDTH)[(torch.arange(len(h)).unsqueeze(1) * TOKENS + own).squeeze(1)].unsqueeze(1) * h
+
+
 USES: dict[str, Callable[[Tensor], Tensor]] = {
     "experts": experts,
     "hidden": hidden,
@@ -56,6 +70,8 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
     "sorted with another": lambda h: (h * 2).tanh().gather(-1, h.sort(-1, descending=True).indices),
     "of another axis": lambda h: h + (2 * h).tanh().gather(1, h.square().argmax(1, keepdim=True)),
     "one written": lambda h: h * torch.zeros(h.size()).scatter_(-1, h.argmax(-1, keepdim=True), 1),
+    "neighbours": neighbours,
+    "chosen row": chosen_row,
     "one hot": lambda h: h * F.one_hot(h.argmax(-1), WIDTH).float(),
 }
 
@@ -94,6 +110,9 @@ def test_of_equal_entries_as_many_are_chosen_as_there_are_places() -> None:
     [
         lambda h: h.scatter(-1, (h[..., :2] > 0).long(), h[..., :2]),  # both may be put at one place
         lambda h: h.gather(0, h.topk(2, 0).indices[:1].expand_as(h)),
+        lambda h: neighbours(h, TOKENS - 1),  # rows of the example before
+        lambda h: neighbours(h, TOKENS + 1),
+        lambda h: h.reshape(-1, WIDTH)[torch.arange(len(h)).flip(0) * TOKENS].unsqueeze(1) * h,
         lambda h: h.scatter(0, torch.zeros_like(h).long(), h),
         lambda h: h.scatter_reduce(-1, h.topk(2, -1).indices, h[..., :2], "amax"),
     ],
@@ -101,6 +120,17 @@ def test_of_equal_entries_as_many_are_chosen_as_there_are_places() -> None:
 def test_what_has_no_one_meaning_or_crosses_the_batch_is_refused(function: Any) -> None:
     with pytest.raises(InputError, match=r"LIP1\d\d"):
         lipcompile.private(Net(lambda _, h: function(h)), examples(TOKENS, WIDTH), bounds="clip")
+
+
+def test_places_of_the_next_example_are_none() -> None:
+    """A place behind the last row of an example is a row of the next one in torch, and no row here.
+
+    The module fails on the last example of each batch, so nothing compares it.
+    """
+    x = examples(TOKENS, WIDTH)
+    module = lipcompile.private(Net(lambda _, h: neighbours(h, more=1)), x, bounds="clip")
+    other = torch.cat([x[:1], 2 * x[1:]])
+    torch.testing.assert_close(module(x)[0], module(other)[0], rtol=0, atol=0)
 
 
 def test_theorems_do_not_cross_places() -> None:

@@ -45,6 +45,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Fourier": lambda h: torch.fft.fft2(h.view(-1, 2, 2)).real.flatten(1),
     "angles": lambda h: torch.acos(h.tanh()) + torch.asin(0.9 * h.sin()) + torch.tan(h / 4),
     "hyperbolic": lambda h: torch.cosh(h) - torch.sinh(h / 2) + torch.atanh(h.tanh() * 0.8),
+    "kernels of each": lambda h: _modulated(h, h),
+    "kernels of each, with steps": lambda h: _modulated(h, h.sin(), stride=(2, 1), dilation=2),
+    "data of a mask": lambda h: h * (h > 0).type_as((h > 1).data) + (h < 0).data,
     "places of an image": lambda h: _sampled(h, "bilinear", "zeros", False),
     "places of an image that ends": lambda h: _sampled(h, "bilinear", "border", True),
     "nearest places of an image": lambda h: _sampled(h, "nearest", "zeros", False),
@@ -53,6 +56,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     ).flatten(1),
     "convolution": lambda h: torch.fft.irfft(torch.fft.rfft(h) * torch.fft.rfft(h.tanh())),
 }
+
+
+def _modulated(h: Tensor, kernels: Tensor, **named: Any) -> Tensor:
+    """As StyleGAN2: two kernels for each example, of two channels with 2 × 1 entries."""
+    image, own = torch.stack([h, h.tanh()], 1).reshape(1, -1, 2, 2), torch.cat([kernels, kernels.cos()], 1)
+    made = F.conv2d(image, own.view(-1, 2, 2, 1), padding=1, groups=h.shape[0], **named)
+    return made.view(h.shape[0], 2, -1).sum(1)[:, :4]
 
 
 def _sampled(h: Tensor, mode: str, padding: str, corners: bool) -> Tensor:
@@ -125,6 +135,7 @@ OF_BATCH: dict[str, Callable[[Tensor], Tensor]] = {
         .flatten(1)
         .repeat(1, 2)
     ),
+    "kernels of another": lambda h: _modulated(h, h.flip(0)),
     "images of all": lambda h: (
         F.grid_sample(h.view(1, -1, 2, 2), h.view(1, -1, 2, 2), align_corners=False).mean(1).flatten(1)[:, :4] + h
     ),
