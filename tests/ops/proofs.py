@@ -25,6 +25,8 @@ OPS_FOLDER = Path(__file__).parents[2] / "lipcompile" / "ops"
 LOCK = OPS_FOLDER / "proofs.lock"
 HOME = "lipcompile.ops"
 _LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+# A string behind these alone is a docstring: one behind a break within brackets is an argument.
+_BEFORE_STATEMENTS = (tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _tokens(source: str) -> Iterator[str]:
     """Tokens without layout, comments and docstrings."""
     previous = tokenize.NEWLINE
     for token in _tokenized(textwrap.dedent(source)):
-        documents = token.type == tokenize.STRING and previous in (*_LAYOUT, tokenize.ENCODING)
+        documents = token.type == tokenize.STRING and previous in _BEFORE_STATEMENTS
         if token.type not in _LAYOUT and not documents:
             yield token.string
         previous = token.type

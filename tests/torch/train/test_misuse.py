@@ -631,7 +631,7 @@ def test_a_changed_normaliser_is_refused() -> None:
 
 def test_trap_26_the_number_of_examples_is_documented_as_public() -> None:
     # Trap 26.
-    assert "N, the\n    number of examples, as public" in (PrivacyEngine.__doc__ or "")
+    assert "N, the number of examples, as public" in " ".join((PrivacyEngine.__doc__ or "").split())
 
 
 def test_steps_of_a_module_that_another_ledger_counts_are_told(tmp_path: Path) -> None:
