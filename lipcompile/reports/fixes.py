@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lipcompile.analysis.changes.edit import listed
-from lipcompile.analysis.changes.fix import Fix, Fixed, Left
+from lipcompile.analysis.changes.fix import Fix, Fixed
 from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.core.derivation import Derivation
 from lipcompile.numbers.rounding import upward
@@ -54,7 +54,7 @@ def _made(made: Fix) -> Iterator[str]:
     yield from _reasons(made.not_made)
 
 
-def _left(left: Left, fixed: Fixed) -> Iterator[str]:
+def _left(left: Fix, fixed: Fixed) -> Iterator[str]:
     if left.places:
         effect = f"would change the bound from {_shown(fixed.total)} to {_shown(left.after)}"
         yield f"not changed: {left.kind.title} ({len(left.places)}); --also {left.kind.name} {effect}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import RenderableType
@@ -163,48 +164,26 @@ def _window(line: str, column: int, length: int) -> tuple[str, int, int]:
 _AROUND = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Snippet:
-    """A line of a source: its number, and the part that a diagnostic points at between the two others."""
+def findings(diagnostics: Iterable[Diagnostic], source: Source) -> Iterator[dict[str, Any]]:
+    """Yield diagnostics for a page, errors first, those that are alike together, every part as text by its name.
 
-    line: int
-    before: str
-    marked: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A diagnostic, every part of it as text; what there is not is empty."""
-
-    severity: str
-    code: str
-    message: str
-    help: str
-    place: str
-    path: str
-    snippet: Snippet | None
-    more: str = ""
-
-
-def findings(diagnostics: Iterable[Diagnostic], source: Source) -> Iterator[Finding]:
-    """Yield diagnostics for a page, errors first, those that are alike together; lines are shown of the source of
-    the model alone.
+    What there is not is empty. snippet: of the source of the model alone, the number of a line, and the part that
+    is pointed at between the two others; None without one.
     """
     lines = source.text.split("\n") if source.text is not None else []
     groups = sorted(alike(list(diagnostics)), key=lambda group: group[0].severity != Severity.ERROR)
     for found, *others in groups:
         own = found.location is not None and found.location.file == source.path
-        yield Finding(
-            found.severity.value,
-            found.code,
-            found.message,
-            found.help,
-            _place_in_words(found),
-            " → ".join([*found.path, found.node or "…"]) if found.path else "",
-            _marked_line(found.location, lines) if own else None,
-            _more(others) if others else "",
-        )
+        yield {
+            "severity": found.severity.value,
+            "code": found.code,
+            "message": found.message,
+            "help": found.help,
+            "place": _place_in_words(found),
+            "path": " → ".join([*found.path, found.node or "…"]) if found.path else "",
+            "snippet": _marked_line(found.location, lines) if own else None,
+            "more": _more(others) if others else "",
+        }
 
 
 def _place_in_words(found: Diagnostic) -> str:
@@ -217,7 +196,7 @@ def _place_in_words(found: Diagnostic) -> str:
     return ", ".join(part for part in (":".join(parts), node) if part)
 
 
-def _marked_line(at: Location | None, lines: list[str]) -> Snippet | None:
+def _marked_line(at: Location | None, lines: list[str]) -> dict[str, Any] | None:
     if at is None or at.line is None or at.column is None or at.line > len(lines):
         return None
     line, start = lines[at.line - 1].rstrip("\r"), at.column - 1
@@ -225,7 +204,7 @@ def _marked_line(at: Location | None, lines: list[str]) -> Snippet | None:
     before = line[:start] if start <= _AROUND else f"…{line[start - _AROUND : start]}"
     after = line[stop:] if len(line) - stop <= _AROUND else f"{line[stop : stop + _AROUND]}…"
     # Something is marked at the end of a line too, where there is nothing.
-    return Snippet(at.line, before, line[start:stop] or " ", after)
+    return {"line": at.line, "before": before, "marked": line[start:stop] or " ", "after": after}
 
 
 # For editors and SARIF

@@ -42,5 +42,5 @@ def test_findings_that_are_alike_are_one_behind_the_errors() -> None:
     ]
     error = Diagnostic("LIP311", "the bound is of no use")
     first, second = findings([*warned, error], Source("m", "m.onnx", "onnx", ""))
-    assert (first.code, first.more) == ("LIP311", "")
-    assert (second.code, second.more) == ("LIP305", "and 2 more like it, `b` to `c`")
+    assert (first["code"], first["more"]) == ("LIP311", "")
+    assert (second["code"], second["more"]) == ("LIP305", "and 2 more like it, `b` to `c`")

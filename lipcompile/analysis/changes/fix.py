@@ -44,24 +44,13 @@ KINDS: Sequence[Kind] = (
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change that was made: at which places, and the bound of the whole gradient before and after it.
-
-    Totals are certified; infinite where they are not known.
+    """A change that was made, or might be: at which places, why not at others, and the bound of the whole gradient
+    before and after it. Totals are certified; infinite where they are not known.
     """
 
     kind: Kind
     places: tuple[str, ...]
     before: float
-    after: float
-    not_made: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A change that was not made, at so many places, and what the bound would be with it; why not everywhere."""
-
-    kind: Kind
-    places: tuple[str, ...]
     after: float
     not_made: Mapping[str, str]
 
@@ -75,7 +64,7 @@ class Fixed:
 
     graph: Graph
     made: tuple[Fix, ...]
-    left: tuple[Left, ...]
+    left: tuple[Fix, ...]
     total: float
     useful: bool
     target: float | None = None
@@ -96,18 +85,19 @@ def fixed(
     before: how the graph stands, if that is known.
     """
     made: list[Fix] = []
-    left: list[Left] = []
+    left: list[Fix] = []
     before = before or aim.judged(graph, standing(graph))
     for kind in kinds:
         changed = kind.make(graph, floor)
         if not (changed.places or changed.not_made) or is_refused(changed.graph):
             continue
         after = standing(changed.graph) if changed.places else before
+        found = Fix(kind, changed.places, before.total, after.total, changed.not_made)
         if changed.places and kind.name not in never and (kind.name in also or _is_due(kind, before, after, aim)):
-            made.append(Fix(kind, changed.places, before.total, after.total, changed.not_made))
+            made.append(found)
             graph, before = changed.graph, aim.judged(changed.graph, after)
         else:
-            left.append(Left(kind, changed.places, after.total, changed.not_made))
+            left.append(found)
     return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, aim.target, before.excess)
 
 
