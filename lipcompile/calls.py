@@ -232,10 +232,9 @@ def train(
     from lipcompile.cli.shared.settings import defaults_of, planned, training_settings
     from lipcompile.cli.shared.training import check_targets, default_batch, drawn, text_of_run
 
-    backend = find()
+    backend, how = find(), dict(how or {})
     if not isinstance(data, backend.data.Arrays) and len(data) == 2:
-        seeded = (how or {}).get("seed") is not None
-        data = [array for one in data for array in backend.data.items_of(one, seeded)]
+        data = [array for one in data for array in backend.data.items_of(one, how.get("seed") is not None)]
     if isinstance(example, Mapping) and not isinstance(data, backend.data.Arrays):
         data = [_of_kinds(one, example) for one in data]
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
@@ -247,10 +246,9 @@ def train(
     arrays = checked(data, derivation.analysis.graph, backend)
     warn_of_delta(delta, len(arrays.x_train), 2)
     folder = Path(output)
-    text = text_of_run(folder, text, resume=bool((how or {}).get("resume")))
-    module = _with_loss(drawn(folder / "model.py", text, (how or {}).get("seed")), loss, outputs)
+    text = text_of_run(folder, text, resume=bool(how.get("resume")))
+    module = _with_loss(drawn(folder / "model.py", text, how.get("seed")), loss, outputs)
     check_targets(module, arrays)
-    how = dict(how or {})
     given = dict.fromkeys(field.name for field in fields(backend.training.TrainConfig) if field.name != "output")
     given |= {"epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size, **how}
     if "correlation" in how:

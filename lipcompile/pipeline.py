@@ -39,24 +39,20 @@ def load(model: str, options: ModelOptions) -> Loaded:
     """Read a model; `FILE.lip::name` picks one of several. Raises InputError if it is not a model at all."""
     load_plugins()
     with options.limits.in_force():
-        return _load(model, options)
+        path = Path(model.partition("::")[0])
+        if path.suffix not in (".lip", ".onnx"):
+            return _load_module(model, options)
+        if not _exists(path):
+            raise input_error("LIP001", f"there is no file `{path}`", "check the path")
+        if path.suffix == ".onnx":
+            from lipcompile.frontends.onnx import model as onnx_model
 
+            return onnx_model.load(path, options)
+        if options.input_shape:
+            raise input_error("LIP005", "--input-shape: a .lip file says itself what its input is", "leave it out")
+        from lipcompile.frontends.lip import model as dsl
 
-def _load(model: str, options: ModelOptions) -> Loaded:
-    path = Path(model.partition("::")[0])
-    if path.suffix not in (".lip", ".onnx"):
-        return _load_module(model, options)
-    if not _exists(path):
-        raise input_error("LIP001", f"there is no file `{path}`", "check the path")
-    if path.suffix == ".onnx":
-        from lipcompile.frontends.onnx import model as onnx_model
-
-        return onnx_model.load(path, options)
-    if options.input_shape:
-        raise input_error("LIP005", "--input-shape: a .lip file says itself what its input is", "leave it out")
-    from lipcompile.frontends.lip import model as dsl
-
-    return dsl.load(path, model.partition("::")[2] or None, options)
+        return dsl.load(path, model.partition("::")[2] or None, options)
 
 
 def _exists(path: Path) -> bool:
@@ -82,27 +78,25 @@ def _load_module(model: str, options: ModelOptions) -> Loaded:
 def derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     """Verify the requirements of a loaded model and derive its bounds if they hold."""
     with options.limits.in_force():
-        return _derive(loaded, options)
-
-
-def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
-    graph = frozen_inside(loaded.graph.freeze(options.freeze)) if loaded.graph else None
-    found = list(loaded.diagnostics)
-    source = bounds_source(loaded, options)
-    if loaded.graph is not None and graph is not None:
-        frozen = _clips_of_frozen(loaded.graph, graph)
-        graph, notes = canonical(graph)
-        graph, choice = with_source(graph, source, clipping(loaded, options, source))
-        found += [*notes, *_unmatched(graph, options), *frozen, *choice, *examine(graph)]
-    if not (source == "theorem" if graph is None else proves(graph)):  # nothing is scaled into a constraint
-        found = [d for d in found if d.code != "LIP305"]
-    analysis = analyse(graph) if graph is not None and not _errors(found) else None
-    if analysis is not None:
-        found += unproved(analysis.graph, [name for name, k in analysis.parameters.items() if k.value is not None])
-        found += useless(analysis, helps)
-    return Derivation(
-        loaded.source, requirements(graph, found), tuple(found), None if _errors(found) else analysis
-    )
+        graph = frozen_inside(loaded.graph.freeze(options.freeze)) if loaded.graph else None
+        found = list(loaded.diagnostics)
+        source = bounds_source(loaded, options)
+        if loaded.graph is not None and graph is not None:
+            frozen = _clips_of_frozen(loaded.graph, graph)
+            graph, notes = canonical(graph)
+            graph, choice = with_source(graph, source, clipping(loaded, options, source))
+            found += [*notes, *_unmatched(graph, options), *frozen, *choice, *examine(graph)]
+        if not (source == "theorem" if graph is None else proves(graph)):  # nothing is scaled into a constraint
+            found = [d for d in found if d.code != "LIP305"]
+        analysis = analyse(graph) if graph is not None and not _errors(found) else None
+        if analysis is not None:
+            found += unproved(
+                analysis.graph, [name for name, k in analysis.parameters.items() if k.value is not None]
+            )
+            found += useless(analysis, helps)
+        return Derivation(
+            loaded.source, requirements(graph, found), tuple(found), None if _errors(found) else analysis
+        )
 
 
 def _errors(found: Sequence[Diagnostic]) -> bool:

@@ -13,23 +13,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Generic, Protocol, Self, TypeVar
 
-from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol, combine, size, symbols_of, text
-
-__all__ = [
-    "Arithmetic",
-    "Coefficients",
-    "Count",
-    "N",
-    "Number",
-    "Numbers",
-    "Scalar",
-    "Step",
-    "Symbol",
-    "combine",
-    "size",
-    "symbols_of",
-    "text",
-]
+from lipcompile.numbers.scalar import Arithmetic as Arithmetic
+from lipcompile.numbers.scalar import Scalar as Scalar
+from lipcompile.numbers.scalar import Symbol as Symbol
+from lipcompile.numbers.scalar import combine as combine
+from lipcompile.numbers.scalar import size as size
+from lipcompile.numbers.scalar import symbols_of as symbols_of
+from lipcompile.numbers.scalar import text as text
 
 
 class Number(Protocol):
