@@ -21,10 +21,10 @@ from benchmarks.harness import DOCS, line, options, saved, show, written
 from lipcompile import ModelOptions
 from lipcompile.analysis import bounds
 from lipcompile.analysis.canonical import canonical
-from lipcompile.core.derivation import Analysis, finite
+from lipcompile.core.derivation import Analysis
 from lipcompile.frontends.options import Loaded
 from lipcompile.numbers.certified import Certified
-from lipcompile.numbers.rounding import upward
+from lipcompile.numbers.rounding import finite, upward
 from lipcompile.pipeline import derive, load
 
 PAGE, PLOT = DOCS / "depth.md", DOCS / "depth.svg"

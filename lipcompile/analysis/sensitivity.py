@@ -6,9 +6,10 @@ import sympy
 
 from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.analysis.depth.regimes import growth, used
-from lipcompile.core.derivation import Analysis, Bound, Depth, LayerBounds, finite, largest
+from lipcompile.core.derivation import Analysis, Bound, Depth, LayerBounds, largest
 from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.numbers.rounding import finite
 from lipcompile.numbers.simplify import extreme
 from lipcompile.numbers.symbolic import Formula, Symbolic
 

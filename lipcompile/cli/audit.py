@@ -16,7 +16,7 @@ from lipcompile.cli.shared.output import complain, print_found, serious
 from lipcompile.cli.shared.progress import AuditWatch, CountWatch
 from lipcompile.core.backend import Backend, find, instantiate
 from lipcompile.diagnostics import Diagnostic, input_error
-from lipcompile.numbers.rounding import upward
+from lipcompile.numbers.rounding import finite, upward
 from lipcompile.reports.console import BAD, GOOD, printable, styled, table
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _numbers(found: Any) -> dict[str, Any]:
     return {
         "claimed": found.claimed,
         "attained": found.attained,
-        "ratio": found.ratio if found.ratio < float("inf") else None,
+        "ratio": finite(found.ratio),
         "exceeded": found.exceeded,
     }
 

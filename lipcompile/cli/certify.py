@@ -19,7 +19,7 @@ from lipcompile.cli.shared.output import complain, print_found
 from lipcompile.cli.shared.progress import CountWatch
 from lipcompile.core.backend import Backend, find
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-from lipcompile.numbers.rounding import above, upward
+from lipcompile.numbers.rounding import above, finite, upward
 from lipcompile.reports.console import BAD, GOOD, printable, styled, table
 
 SCHEMA = "lipcompile.certify/1"
@@ -163,8 +163,6 @@ def _certified(
 def _report(
     subject: Trained, data: Path, asked: _Radii, found: Any, config: dict[str, int] | None
 ) -> dict[str, Any]:
-    from lipcompile.core.derivation import finite
-
     return {
         "schema": SCHEMA,
         "module": str(subject.source),
@@ -192,8 +190,6 @@ def _report(
 
 
 def _constants(found: Any, module: Any) -> dict[str, Any]:
-    from lipcompile.core.derivation import finite
-
     pairs = None
     if found.pairs is not None:
         apart = found.pairs[~found.pairs.new_ones(len(found.pairs)).diag().bool()]

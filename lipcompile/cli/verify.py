@@ -12,7 +12,7 @@ import click
 from lipcompile.cli.shared.arguments import PATH, format_option, path_option
 from lipcompile.cli.shared.output import complain, print_json
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-from lipcompile.numbers.rounding import upward
+from lipcompile.numbers.rounding import finite, upward
 
 if TYPE_CHECKING:
     from lipcompile_verify import Problem, Verdict
@@ -128,14 +128,10 @@ def _report(found: Finding) -> dict[str, Any]:
             for path, problems in found.foreign.items()
         ],
         "loose": list(verdict.loose),
-        "gradient": {name: _finite(bound) for name, bound in verdict.gradient.items()},
-        "totals": {name: _finite(bound) for name, bound in verdict.totals.items()},
+        "gradient": {name: finite(bound) for name, bound in verdict.gradient.items()},
+        "totals": {name: finite(bound) for name, bound in verdict.totals.items()},
         "counts": dict(verdict.counts),
     }
-
-
-def _finite(bound: float) -> float | None:
-    return bound if bound < float("inf") else None
 
 
 def _lines(found: Finding) -> list[str]:
@@ -152,7 +148,7 @@ def _lines(found: Finding) -> list[str]:
     }
     width = max(map(len, bounds), default=0)
     shown = {
-        name: _UNBOUNDED if _finite(bound) is None else f"<= {upward(bound)}" for name, bound in bounds.items()
+        name: _UNBOUNDED if finite(bound) is None else f"<= {upward(bound)}" for name, bound in bounds.items()
     }
     return [*lines, *(f"  {name.ljust(width)}  {bound}" for name, bound in shown.items())]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -200,8 +199,3 @@ def shown_by(table: Callable[[Derivation], str]) -> Callable[[Derivation], str]:
     global _table
     _table = table
     return table
-
-
-def finite(upper: float) -> float | None:
-    """Return a certified upper end, or None where it says nothing."""
-    return upper if math.isfinite(upper) else None

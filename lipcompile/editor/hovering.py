@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from lipcompile.core.derivation import Analysis, Bound, Derivation, LayerBounds, finite
+from lipcompile.core.derivation import Analysis, Bound, Derivation, LayerBounds
 from lipcompile.core.graph import Node
 from lipcompile.editor.document import Document, covers, word_at
 from lipcompile.editor.words import known_layers, losses
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
-from lipcompile.numbers.rounding import upward
+from lipcompile.numbers.rounding import finite, upward
 from lipcompile.reports.formulas import dimensions, legible, up
 from lipcompile.reports.html.layout import Part, parts_of
 from lipcompile.reports.rows import layer_of_all, together

@@ -28,6 +28,11 @@ def above(exact: Fraction) -> float:
     return -below(-exact)
 
 
+def finite(upper: float) -> float | None:
+    """Return a certified upper end, or None where it says nothing."""
+    return upper if math.isfinite(upper) else None
+
+
 def round_up(value: Fraction, digits: int) -> Fraction:
     """Return the least decimal of about so many significant digits that is not below `value` >= 0."""
     if value == 0:

@@ -20,12 +20,12 @@ from lipcompile.core.derivation import (
     Requirement,
     Requirements,
     Source,
-    finite,
 )
 from lipcompile.core.graph import ClipGroup, Node, Parameter
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition, needed
+from lipcompile.numbers.rounding import finite
 from lipcompile.reports.formulas import latex, text
 from lipcompile.reports.messages import command
 

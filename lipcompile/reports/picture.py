@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from lipcompile.analysis.depth.regimes import curves
-from lipcompile.core.derivation import Analysis, Bound, LayerBounds, finite, largest
+from lipcompile.core.derivation import Analysis, Bound, LayerBounds, largest
 from lipcompile.numbers import text as scalar_text
-from lipcompile.numbers.rounding import upward
+from lipcompile.numbers.rounding import finite, upward
 from lipcompile.reports.document import shares
 from lipcompile.reports.formulas import count, dimensions, percent, text
 from lipcompile.reports.html.layout import Layout, Row, layout

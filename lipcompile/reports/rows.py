@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lipcompile.analysis.usefulness import LARGEST_EXCESS
-from lipcompile.core.derivation import NOT_REACHED, Block, Bound, LayerBounds, Requirements, finite, largest
+from lipcompile.core.derivation import NOT_REACHED, Block, Bound, LayerBounds, Requirements, largest
+from lipcompile.numbers.rounding import finite
 from lipcompile.reports.formulas import ELLIPSIS
 
 State = Literal["holds", "fails", "not reached"]

@@ -13,6 +13,7 @@ from lipcompile.core.graph import Graph, Node
 from lipcompile.core.record import Constraint
 from lipcompile.numbers import text
 from lipcompile.numbers.certified import Certified
+from lipcompile.numbers.rounding import finite
 from lipcompile.ops.merge.rules import SUM, Sum
 
 # Constraints that scale with their bound.
@@ -120,8 +121,7 @@ def _largest_rate(loop: Loop) -> float | None:
         step = step_of(loop, num)
     except NotAffineError:
         return None
-    rate = max(step.norm.get(1, num.of(0)).upper, step.lipschitz.upper)
-    return rate if rate < float("inf") else None
+    return finite(max(step.norm.get(1, num.of(0)).upper, step.lipschitz.upper))
 
 
 def _shrinking(loop: Loop) -> Iterator[str]:

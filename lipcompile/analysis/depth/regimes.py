@@ -30,11 +30,12 @@ from lipcompile.analysis.depth.loops import (
     with_loop,
 )
 from lipcompile.analysis.depth.repetition import bottlenecks, rerolled
-from lipcompile.core.derivation import Block, Bound, Depth, GrowthCase, finite
+from lipcompile.core.derivation import Block, Bound, Depth, GrowthCase
 from lipcompile.core.graph import Graph, Node
 from lipcompile.numbers import Step
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.numbers.known import Definition, Known, needed
+from lipcompile.numbers.rounding import finite
 from lipcompile.numbers.step import changed, value
 from lipcompile.numbers.symbolic import Formula, Symbolic
 

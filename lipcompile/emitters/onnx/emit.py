@@ -22,35 +22,13 @@ from lipcompile.core.graph import Graph, Input, Node, Parameter
 from lipcompile.diagnostics import Diagnostic, InputError, Refusal
 from lipcompile.emitters.lip_text import loss_text
 from lipcompile.emitters.onnx.writer import Emit, Writer
+from lipcompile.emitters.torch.expressions import FAMILIES
 from lipcompile.numbers import Scalar, text
 from lipcompile.numbers.rounding import below
-from lipcompile.ops.activation import write as activation
-from lipcompile.ops.attention import write as attention
-from lipcompile.ops.colour import write as colour
-from lipcompile.ops.conv import write as conv
 from lipcompile.ops.conv.rules import gathered
-from lipcompile.ops.embedding import write as embedding
-from lipcompile.ops.linear import write as linear
-from lipcompile.ops.merge import write as merge
-from lipcompile.ops.normalisation import write as normalisation
-from lipcompile.ops.parametric import write as parametric
-from lipcompile.ops.pointwise import write as pointwise
-from lipcompile.ops.pool import write as pool
-from lipcompile.ops.reduce import write as reduce
-from lipcompile.ops.resample import write as resample
-from lipcompile.ops.scattering import write as scattering
-from lipcompile.ops.shape import write as shape
-from lipcompile.ops.softmax import write as softmax
-from lipcompile.ops.whitening import write as whitening
 from lipcompile.version import __version__
 
-# fmt: off
-_FAMILIES = (
-    linear, conv, embedding, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening,
-    merge, attention, normalisation, softmax, pointwise,
-)
-# fmt: on
-EMITTERS: Mapping[str, Emit] = {op: emit for family in _FAMILIES for op, emit in family.EMITTERS.items()}
+EMITTERS: Mapping[str, Emit] = {op: emit for family in FAMILIES for op, emit in family.EMITTERS.items()}
 
 Array = NDArray[Any]
 

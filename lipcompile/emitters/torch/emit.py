@@ -16,12 +16,11 @@ from lipcompile.analysis.open_numbers import complete
 from lipcompile.analysis.requirements import proves
 from lipcompile.certificates import certificate, listed
 from lipcompile.core import backend
-from lipcompile.core.derivation import Analysis, Derivation, finite
+from lipcompile.core.derivation import Analysis, Derivation
 from lipcompile.core.graph import ClipGroup, Graph, Input, Node
 from lipcompile.core.record import Shape
 from lipcompile.emitters.torch.expressions import (
     TIED,
-    below,
     constructor,
     expression,
     has_layer,
@@ -30,9 +29,9 @@ from lipcompile.emitters.torch.expressions import (
     tied,
     user_imports,
 )
-from lipcompile.emitters.torch.pieces import WIDTH, nearest, wrapped
+from lipcompile.emitters.torch.pieces import WIDTH, below, nearest, wrapped
 from lipcompile.emitters.torch.programs import current_slope, following_bounds
-from lipcompile.numbers.rounding import upward
+from lipcompile.numbers.rounding import finite, upward
 from lipcompile.version import __version__
 
 # Names of the runtime that programs call.

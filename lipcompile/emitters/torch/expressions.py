@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from lipcompile.core.graph import Graph, Node
-from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, below, nearest
+from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, nearest
 from lipcompile.ops.activation import write as activation
 from lipcompile.ops.attention import write as attention
 from lipcompile.ops.colour import write as colour
@@ -92,36 +92,22 @@ def user_imports(graph: Graph) -> list[str]:
     return sorted({line for name in names for line in _USER[name].imports})
 
 
-__all__ = [
-    "UserExpression",
-    "below",
-    "constructor",
-    "expression",
-    "has_layer",
-    "loss_expression",
-    "owner",
-    "register_expression",
-    "tied",
-    "user_imports",
-]
-
 # Layers that use the matrix of another one.
 TIED: Mapping[str, str] = linear.TIED
 # Layers of ops without parameters, which hold constants.
 HOLDERS: Mapping[str, Layer] = whitening.HOLDERS
-_WITH_LAYERS = (linear, conv, attention, embedding, parametric)
-LAYERS: Mapping[str, Layer] = {
-    **{op: layer for family in _WITH_LAYERS for op, layer in family.LAYERS.items()},
-    **HOLDERS,
-}
 # fmt: off
-_WITH_EXPRESSIONS = (
-    activation, parametric, pool, reduce, shape, resample, merge, attention, normalisation, colour, scattering,
-    softmax, pointwise,
+FAMILIES = (
+    linear, conv, embedding, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening,
+    merge, attention, normalisation, softmax, pointwise,
 )
 # fmt: on
+LAYERS: Mapping[str, Layer] = {
+    **{op: layer for family in FAMILIES for op, layer in getattr(family, "LAYERS", {}).items()},
+    **HOLDERS,
+}
 EXPRESSIONS: Mapping[str, Expression] = {
-    op: write for family in _WITH_EXPRESSIONS for op, write in family.EXPRESSIONS.items()
+    op: write for family in FAMILIES for op, write in getattr(family, "EXPRESSIONS", {}).items()
 }
 
 
