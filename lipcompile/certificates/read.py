@@ -7,11 +7,10 @@ derived again.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from lipcompile import limits
 from lipcompile.certificates import SCHEMA, graph_document, hash_of
@@ -20,7 +19,7 @@ from lipcompile.core.record import AnyOp, Constraint, ConstraintKind, Shape
 from lipcompile.diagnostics import InputError, input_error
 from lipcompile.numbers import Scalar
 from lipcompile.ops.registry import registered
-from lipcompile.ops.schema import Axis, Extra, Index, Label, Padding, PerAxis
+from lipcompile.ops.schema import Axis, Extra, Index, Label, Padding, PerAxis, fields_of
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 Json = Mapping[str, Any]
@@ -202,13 +201,12 @@ def _parameter(name: str, entry: Any) -> ParameterChoice:
 # Attributes
 
 
-def attributes_of(record: type[Any], entry: Any, where: str) -> Any:
+def attributes_of(record: Any, entry: Any, where: str) -> Any:
     """Return a record of attributes from a document that has every field, and no other; raises InputError."""
-    fields = [field.name for field in dataclasses.fields(record)]
-    found = _checked(entry, fields, f"`attributes` of {where}")
-    hints = get_type_hints(record, include_extras=True)
-    values = {name: _attribute(hints[name], found[name], f"`{name}` of {where}") for name in fields}
-    if len({len(values[name]) for name in fields if hints[name] in (PerAxis, Extra, Padding)}) > 1:
+    kinds = {name: kind for name, (kind, _) in fields_of(record).items()}
+    found = _checked(entry, list(kinds), f"`attributes` of {where}")
+    values = {name: _attribute(kind, found[name], f"`{name}` of {where}") for name, kind in kinds.items()}
+    if len({len(values[name]) for name, kind in kinds.items() if kind in (PerAxis, Extra, Padding)}) > 1:
         raise _unreadable(f"`attributes` of {where} have different numbers of axes")
     return record(**values)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from lipcompile.core.record import NoAttributes
 from lipcompile.frontends.lip.layers import CONSTRAINTS, SUGAR, parameter_arguments
@@ -24,6 +24,7 @@ from lipcompile.frontends.lip.training import (
 from lipcompile.ops.recurrent.cells import CELLS
 from lipcompile.ops.recurrent.lip_layers import Recurrence
 from lipcompile.ops.registry import layers
+from lipcompile.ops.schema import fields_of
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 # Words that begin a declaration of a file or of a model, and statements with bodies.
@@ -133,18 +134,9 @@ def _sugar(name: str) -> Callable:
     return Callable(name, (Argument("file"),), "The layers of an ONNX file, not trained.")
 
 
-# Arguments by record: annotations are slow to look up.
-_RECORDS: dict[Any, tuple[Argument, ...]] = {}
-
-
-def _of_record(record: type[Any]) -> tuple[Argument, ...]:
-    if record not in _RECORDS:
-        hints = get_type_hints(record)
-        _RECORDS[record] = tuple(
-            Argument(field.name, _default(field.default), _words(hints[field.name]))
-            for field in dataclasses.fields(record)
-        )
-    return _RECORDS[record]
+def _of_record(record: Any) -> tuple[Argument, ...]:
+    known = fields_of(record).items()
+    return tuple(Argument(name, _default(default), _words(kind)) for name, (kind, default) in known)
 
 
 def _default(value: object) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from fractions import Fraction
-from typing import Any, get_type_hints
+from typing import Any
 
 from lipcompile.core.graph import LENGTH, REGULARISER, ClipGroup, LossUse, Node, Parameter
 from lipcompile.core.record import FREE, Constraint, Shape, Spelling
@@ -14,7 +14,7 @@ from lipcompile.numbers import Scalar, text
 from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.merge.rules import SUM
 from lipcompile.ops.rules import feature_axis
-from lipcompile.ops.schema import Axis, Every, Extra, Like, Padding, PerAxis
+from lipcompile.ops.schema import Axis, Extra, Padding, PerAxis, default_of, fields_of
 
 ONE = Fraction(1)
 UNIT = Constraint("spectral", ONE)
@@ -137,22 +137,12 @@ def _several(items: Sequence[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
-def _changed(attributes: Any, record: type[Any], example: Shape, rank: int) -> Iterator[tuple[str, str]]:
+def _changed(attributes: Any, record: Any, example: Shape, rank: int) -> Iterator[tuple[str, str]]:
     """Yield the fields of a record that are not their defaults, as the language writes them."""
-    hints = get_type_hints(record, include_extras=True)
-    for field in fields(record):
-        value = getattr(attributes, field.name)
-        if value != _default(field.default, hints[field.name], attributes, rank):
-            yield field.name, _written(value, hints[field.name], example)
-
-
-def _default(default: Any, kind: Any, attributes: Any, rank: int) -> Any:
-    if isinstance(default, Like):
-        return getattr(attributes, default.field)
-    if isinstance(default, Every):
-        side = (default.value, default.value) if kind == Padding else default.value
-        return (side,) * rank
-    return default
+    values = {name: getattr(attributes, name) for name in fields_of(record)}
+    for name, (kind, _) in fields_of(record).items():
+        if values[name] != default_of(record, name, values, rank):
+            yield name, _written(values[name], kind, example)
 
 
 def _written(value: Any, kind: Any, example: Shape) -> str:

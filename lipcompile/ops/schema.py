@@ -54,7 +54,7 @@ def bind(
 
     `also` lists arguments that the caller takes itself: they are offered when a name is misspelt.
     """
-    fields = _fields(record)  # type: ignore[arg-type]  # mypy: classes have a hash
+    fields = fields_of(record)  # type: ignore[arg-type]  # mypy: classes have a hash
     names = list(fields)
     if len(positional) > len(names):
         plural = "" if len(names) == 1 else "s"
@@ -66,11 +66,11 @@ def bind(
             raise ArgumentError(name, f"argument `{name}` is given twice")
         given[name] = value
     values = {name: _convert(name, fields[name][0], value, rank) for name, value in given.items()}
-    for name, (kind, required) in fields.items():
+    for name, (_, default) in fields.items():
         if name not in values:
-            if required:
+            if default is dataclasses.MISSING:
                 raise ArgumentError(name, f"needs the argument `{name}`", signature(record))
-            values[name] = _default(record, name, kind, values, rank)
+            values[name] = default_of(record, name, values, rank)
     return record(**values)
 
 
@@ -106,46 +106,33 @@ def suggested(help_line: str) -> str | None:
 
 
 @functools.cache  # the hints of a class are read from their text, which takes longer than all else here
-def _fields(record: Any) -> dict[str, tuple[Any, bool]]:
+def fields_of(record: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the kind and the default of each field of a record, MISSING for none."""
     hints = get_type_hints(record, include_extras=True)
-    return {f.name: (hints[f.name], f.default is dataclasses.MISSING) for f in dataclasses.fields(record)}
+    return {f.name: (hints[f.name], f.default) for f in dataclasses.fields(record)}
 
 
-def _default(record: type[Any], name: str, kind: Any, values: Mapping[str, Any], rank: int) -> Any:
-    default = next(f.default for f in dataclasses.fields(record) if f.name == name)
-    if isinstance(default, Like):
-        return values[default.field]
-    return _convert(name, kind, default.value, rank) if isinstance(default, Every) else default
+def default_of(record: Any, name: str, values: Mapping[str, Any], rank: int) -> Any:
+    """Return the default of a field for `rank` spatial axes, given the values of earlier ones; MISSING if none."""
+    kind, default = fields_of(record)[name]
+    if isinstance(default, _Like):
+        return values[default]
+    return _convert(name, kind, default, rank) if isinstance(default, _Every) else default
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Like:
-    """The default `same value as that earlier field` (a pool's stride is its kernel)."""
-
-    field: str
-
-    def __str__(self) -> str:
-        return self.field
+class _Like(str):
+    __slots__ = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Every:
-    """The default `this value on every axis`."""
-
-    value: int
-
-    def __str__(self) -> str:
-        return str(self.value)
+class _Every(int):
+    pass
 
 
-def like(field: str) -> Any:
-    """Return the default that repeats an earlier field."""
-    return Like(field)
+like: Any = _Like
+"""The default `same value as that earlier field` (a pool's stride is its kernel)."""
 
-
-def every(value: int) -> Any:
-    """Return the default that holds on every axis."""
-    return Every(value)
+every: Any = _Every
+"""The default `this value on every axis`."""
 
 
 def _convert(name: str, kind: Any, value: Any, rank: int) -> Any:
