@@ -36,7 +36,7 @@ LARGEST_NOISE_MULTIPLIER = 1e6
 SMALLEST_NOISE_MULTIPLIER = 0.05
 LARGEST_STEP_COUNT = 10**9
 _TOLERANCE = 1e-4  # calibration stops this close (relatively) to the best value, on its private side
-_SECANTS = 3
+_MOST_UP, _MOST_DOWN = math.log(1e3), math.log(2)  # in one step of a search
 
 
 def epsilon(
@@ -209,7 +209,7 @@ def calibrate_noise_multiplier(
     # Precise evaluations are slow: their search starts from a rough answer, which is mostly near.
     guess = smallest(rough, 1.0, target_epsilon, target_delta)
     slope = _slope(guess, rough(guess), 1.01 * guess, rough(1.01 * guess))
-    return smallest(spent, _nearer(spent, guess, slope, target_epsilon), target_epsilon, target_delta, step=1.003)
+    return smallest(spent, guess, target_epsilon, target_delta, slope)
 
 
 def calibrate_steps(
@@ -256,79 +256,52 @@ def calibrate_batch_size(
     return Budget(target_epsilon, target_delta, relation, accountant).most(run, most)
 
 
-def _slope(sigma: float, value: float, other: float, other_value: float) -> float:
-    """Return d ln ε / d ln σ between two points, which is negative; -1 where they do not tell."""
-    if not 0 < value < math.inf or not 0 < other_value < math.inf or other == sigma:
-        return -1.0
-    return min(math.log(other_value / value) / math.log(other / sigma), -0.1)
-
-
-def _nearer(spent: Callable[[float], float], guess: float, slope: float, target: float) -> float:
-    """Return a better guess of `smallest`, by a few secant steps; mostly the answer itself."""
-    value = spent(guess)
-    for _ in range(_SECANTS):
-        if _suffices(value, target) or not 0 < value < math.inf:
-            break
-        other = guess * ((1 - _TOLERANCE / 2) * target / value) ** (1 / slope)
-        if not SMALLEST_NOISE_MULTIPLIER <= other <= LARGEST_NOISE_MULTIPLIER:
-            break
-        other_value = spent(other)
-        slope = _slope(guess, value, other, other_value)
-        guess, value = other, other_value
-    return guess
-
-
-def _suffices(value: float, target: float) -> bool:
-    return target * (1 - _TOLERANCE) <= value <= target
-
-
 def smallest(
-    spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float, step: float = 1.15
+    spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float, slope: float = -1.0
 ) -> float:
     """Return σ with spent(σ) <= target, as small as the tolerance and `SMALLEST_NOISE_MULTIPLIER` allow.
 
-    The root is looked for within a factor of `step` of the guess, then of its square, and so on.
+    Secant steps from the guess, in logarithms, to a little above the root. What they take at least grows, so that
+    they come to an end between what is too little and what is enough.
+
+    Args:
+        slope: about d ln ε / d ln σ at the guess.
 
     Raises:
         BudgetError: `LARGEST_NOISE_MULTIPLIER` would not do.
     """
-    high = min(max(guess, SMALLEST_NOISE_MULTIPLIER), LARGEST_NOISE_MULTIPLIER)
-    low, over = high, 0.0
-    while (under := spent(high)) > target_epsilon:
-        if high >= LARGEST_NOISE_MULTIPLIER:
+    sigma, least = min(max(guess, SMALLEST_NOISE_MULTIPLIER), LARGEST_NOISE_MULTIPLIER), _TOLERANCE / 8
+    low, high, before = 0.0, math.inf, (sigma, 0.0)
+    while True:
+        value = spent(sigma)
+        if value > target_epsilon and sigma >= LARGEST_NOISE_MULTIPLIER:
             raise BudgetError(
                 f"epsilon = {target_epsilon:g} at delta = {target_delta:g} would need a noise multiplier above "
                 f"{LARGEST_NOISE_MULTIPLIER:g}: raise epsilon or delta, or train for fewer steps"
             )
-        # ε falls about as 1/σ.
-        factor = min(step * under / target_epsilon, 1e3)
-        low, over, high = high, under, min(high * factor, LARGEST_NOISE_MULTIPLIER)
-        step = min(step * step, 2.0)
-    while over <= target_epsilon and not _suffices(under, target_epsilon):
-        if high <= SMALLEST_NOISE_MULTIPLIER:
+        if target_epsilon * (1 - _TOLERANCE) <= value <= target_epsilon:
+            return sigma
+        low, high = (sigma, high) if value > target_epsilon else (low, sigma)
+        if high <= max(SMALLEST_NOISE_MULTIPLIER, low * (1 + _TOLERANCE)):
             return high
-        low = max(high / step, SMALLEST_NOISE_MULTIPLIER)
-        over, step = spent(low), min(step * step, 2.0)
-        if over <= target_epsilon:
-            high, under = low, over
-    return _narrow(spent, low, over, high, under, target_epsilon)
-
-
-def _narrow(
-    spent: Callable[[float], float], low: float, over: float, high: float, under: float, target: float
-) -> float:
-    """Shrink [low, high], spent(low) > target >= spent(high), by log-log secants; return the upper end."""
-    while not _suffices(under, target) and (width := math.log(high / low)) > _TOLERANCE:
-        share = 0.5
-        if under > 0 and math.isfinite(over):
-            # A little above the root, where the answer lies.
-            share = math.log(over / target) / math.log(over / under) + 0.3 * _TOLERANCE / width
-        middle = low * math.exp(width * min(max(share, 0.1), 0.9))
-        if (value := spent(middle)) > target:
-            low, over = middle, value
+        slope, before = _slope(*before, sigma, value, slope), (sigma, value)
+        move = (math.log(max(value, _NO_NOISE) / target_epsilon) + _TOLERANCE / 2) / -slope
+        if low and high < math.inf:
+            width = math.log(high / low)
+            margin = min(least, width / 4)
+            sigma = low * math.exp(min(max(math.log(sigma / low) + move, margin), width - margin))
         else:
-            high, under = middle, value
-    return high
+            move = max(move, least) if low else min(move, -least)
+            sigma *= math.exp(min(max(move, -_MOST_DOWN), _MOST_UP))
+            sigma = min(max(sigma, SMALLEST_NOISE_MULTIPLIER), LARGEST_NOISE_MULTIPLIER)
+        least *= 2
+
+
+def _slope(sigma: float, value: float, other: float, other_value: float, usual: float = -1.0) -> float:
+    """Return d ln ε / d ln σ between two points, which is negative; the usual one where they do not tell."""
+    if not 0 < value < math.inf or not 0 < other_value < math.inf or other == sigma:
+        return usual
+    return min(math.log(other_value / value) / math.log(other / sigma), -0.1)
 
 
 def largest(allowed: Callable[[int], bool], cap: int, guess: int = 0) -> int:
