@@ -254,7 +254,7 @@ def roundings(graph: Mapping[str, Any]) -> float:
     """
     shapes = {node["name"]: tuple(node["shape"]) for node in graph["nodes"]}
     shapes[graph["input"]["name"]] = tuple(graph["input"]["shape"])
-    counts = {node["name"]: _of_node(node, shapes, graph) for node in graph["nodes"]}
+    counts = {node["name"]: _of_node(node, shapes) for node in graph["nodes"]}
     forward = dict.fromkeys(shapes, 0.0)
     for node in graph["nodes"]:  # in topological order
         name = node["name"]
@@ -281,23 +281,22 @@ def _grown(node: Node, operands: list[float]) -> float:
     return most * (1 + _FASTER.get(node["op"], 0.0))
 
 
-def _of_node(node: Node, shapes: Mapping[str, Shape], graph: Mapping[str, Any]) -> Pair:
+def _of_node(node: Node, shapes: Mapping[str, Shape]) -> Pair:
     sources = [shapes[name] for name in node["inputs"]]
-    weights = [tuple(graph["parameters"][name]["shape"]) for name in node["parameters"].values()]
-    forward, backward = _COUNTS.get(node["op"], _everything)(node, sources, weights)
+    forward, backward = _COUNTS.get(node["op"], _everything)(node, sources)
     own = 0.0 if node["op"] in _EXACT else _ROUNDINGS
     return forward + own, backward + own
 
 
-Count = Callable[[Node, list[Shape], list[Shape]], Pair]
+Count = Callable[[Node, list[Shape]], Pair]
 
 
-def _everything(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _everything(node: Node, sources: list[Shape]) -> Pair:
     """Every result may depend on every entry of all operands, and every entry may enter every result."""
     return _NONLINEAR * sum(map(math.prod, sources)), _NONLINEAR * math.prod(node["shape"])
 
 
-def _none(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _none(node: Node, sources: list[Shape]) -> Pair:  # noqa: ARG001
     return 0.0, 0.0
 
 
@@ -305,26 +304,26 @@ def _linear(terms: int, amplification: float = 1.0) -> float:
     return _ORDERS * amplification * (terms + math.sqrt(terms))
 
 
-def _dense(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _dense(node: Node, sources: list[Shape]) -> Pair:
     return _linear(sources[0][-1]), _linear(node["shape"][-1])
 
 
-def _convolution(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _convolution(node: Node, sources: list[Shape]) -> Pair:
     taps, groups = math.prod(node["attributes"]["kernel"]), node["attributes"]["groups"]
     forward, backward = (shape[0] // groups * taps for shape in (sources[0], node["shape"]))
     return _linear(forward, math.sqrt(taps)), _linear(backward, math.sqrt(taps))
 
 
-def _window(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _window(node: Node, sources: list[Shape]) -> Pair:  # noqa: ARG001
     taps = _linear(math.prod(node["attributes"]["kernel"]))
     return taps, taps
 
 
-def _pixel(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _pixel(node: Node, sources: list[Shape]) -> Pair:
     return _linear(sources[0][0]), _linear(node["shape"][0])
 
 
-def _along_axes(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _along_axes(node: Node, sources: list[Shape]) -> Pair:
     """A mean, a deviation and what is made of them, over axes of an example."""
     shape = sources[0]
     axes = node["attributes"].get("axes") or range(len(shape))
@@ -332,25 +331,25 @@ def _along_axes(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:
     return entries, entries
 
 
-def _attention(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _attention(node: Node, sources: list[Shape]) -> Pair:
     """Two products with matrices one after the other, the scores, their softmax, and sums over tokens."""
     tokens, widths = sum(source[-2] for source in sources), sum(source[-1] for source in sources)
     terms = 2 * _linear(max(widths, node["shape"][-1])) + 4 * _NONLINEAR * (tokens + widths)
     return terms, terms
 
 
-def _matrices(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _matrices(node: Node, sources: list[Shape]) -> Pair:
     """Sums over the columns of the first operand; on the way back, over the rows or the columns of the result."""
     return _linear(sources[0][-1]), _linear(max(node["shape"][-2:]))
 
 
-def _of_operands(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _of_operands(node: Node, sources: list[Shape]) -> Pair:
     """Operands are added or multiplied, and may stand for several copies of themselves."""
     copies = max(math.prod(node["shape"]) // max(math.prod(source), 1) for source in sources)
     return _linear(len(sources)), _linear(copies)
 
 
-def _copies(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+def _copies(node: Node, sources: list[Shape]) -> Pair:  # noqa: ARG001
     """What is copied is added up on the way back."""
     return 0.0, _NONLINEAR * math.prod(node["shape"])
 
