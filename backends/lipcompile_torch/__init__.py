@@ -9,42 +9,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .audit.privacy_audit import audit_privacy
-    from .augmentation import Augmentation
-    from .certify import constraints
-    from .certify.constraints import Ball, Box, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
-    from .certify.precision import rounding_slack
-    from .clip.clipping import ClipGroup
-    from .deploy.robustness import certified_radii
-    from .nn import functional, layers, losses
-    from .train.engine import PrivacyEngine
-    from .train.features import cache_features
-    from .train.module import LipschitzModule
-    from .weights import decode_weights
-
-__all__ = [
-    "Augmentation",
-    "Ball",
-    "Box",
-    "ClipGroup",
-    "Fixed",
-    "Free",
-    "Frobenius",
-    "LipschitzModule",
-    "Orthogonal",
-    "PrivacyEngine",
-    "RowBalls",
-    "Spectral",
-    "audit_privacy",
-    "cache_features",
-    "certified_radii",
-    "constraints",
-    "decode_weights",
-    "functional",
-    "layers",
-    "losses",
-    "rounding_slack",
-]
+    from .audit.privacy_audit import audit_privacy as audit_privacy
+    from .augmentation import Augmentation as Augmentation
+    from .certify import constraints as constraints
+    from .certify.constraints import Ball as Ball
+    from .certify.constraints import Box as Box
+    from .certify.constraints import Fixed as Fixed
+    from .certify.constraints import Free as Free
+    from .certify.constraints import Frobenius as Frobenius
+    from .certify.constraints import Orthogonal as Orthogonal
+    from .certify.constraints import RowBalls as RowBalls
+    from .certify.constraints import Spectral as Spectral
+    from .certify.precision import rounding_slack as rounding_slack
+    from .clip.clipping import ClipGroup as ClipGroup
+    from .deploy.robustness import certified_radii as certified_radii
+    from .nn import functional as functional
+    from .nn import layers as layers
+    from .nn import losses as losses
+    from .train.engine import PrivacyEngine as PrivacyEngine
+    from .train.features import cache_features as cache_features
+    from .train.module import LipschitzModule as LipschitzModule
+    from .weights import decode_weights as decode_weights
 
 _HOMES = {
     "audit.privacy_audit": ("audit_privacy",),
@@ -63,6 +48,7 @@ _HOMES = {
     "train.module": ("LipschitzModule",),
     "weights": ("decode_weights",),
 }
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
