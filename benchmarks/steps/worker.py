@@ -19,6 +19,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -100,7 +101,7 @@ class Worker:
 
     def ready(self) -> None:
         """Wait until network and data are there."""
-        self._receive()
+        self._ask(None)
 
     def peak(self) -> int:
         """Let it take its first steps, at least two; return the peak, in bytes above the level before training."""
@@ -114,24 +115,16 @@ class Worker:
         self._process.join()
 
     def _ask(self, order: Any) -> Any:
-        try:
+        with suppress(BrokenPipeError):  # it has said why
             self._mine.send(order)
-        except BrokenPipeError:
-            self._ended()
-        return self._receive()
-
-    def _receive(self) -> Any:
         try:
             answer = self._mine.recv()
-        except EOFError:
-            self._ended()
+        except (ConnectionResetError, EOFError):
+            self._process.join()
+            raise Left(f"its process ended with code {self._process.exitcode}") from None
         if isinstance(answer, Left):
             raise answer
         return answer
-
-    def _ended(self) -> None:
-        self._process.join()
-        raise Left(f"its process ended with code {self._process.exitcode}")
 
 
 def _serve(job: Job, orders: Connection) -> None:
@@ -159,7 +152,8 @@ def _train(job: Job, orders: Connection) -> None:
     _warm_up(job.contestant, device)
     training = start(job.contestant, Task(NETWORKS[job.network], job.batch, device, job.rate))
     memory = _Memory(device)
-    orders.send("ready")
+    orders.recv()
+    orders.send(None)
     orders.recv()
     _step(training, job, device)
     _turn(training, job, device, 1.0, _FIRST_STEPS)
