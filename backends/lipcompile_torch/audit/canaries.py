@@ -207,15 +207,9 @@ def _harmless(gradients: _Gradients, pools: Iterable[list[Tensor]], pair: tuple[
 
 
 def _stacked(pairs: Sequence[tuple[Example, Example]], filler: Example) -> Canaries:
-    sides = [[torch.cat(part) for part in zip(*side, strict=True)] for side in _sides(pairs)]
-    inputs, targets, gradients = (torch.stack(part) for part in zip(*sides, strict=True))
-    return Canaries(inputs, targets, gradients, filler)
-
-
-def _sides(pairs: Sequence[tuple[Example, Example]]) -> Iterator[list[Example]]:
-    """Yield all second examples, and all first ones, gradients with an axis to stack them along."""
-    for side in zip(*pairs, strict=True):
-        yield [(x, y, gradient[None]) for x, y, gradient in side]
+    sides = [tuple(zip(*side, strict=True)) for side in zip(*pairs, strict=True)]
+    inputs, targets = (torch.stack([torch.cat(side[part]) for side in sides]) for part in (0, 1))
+    return Canaries(inputs, targets, torch.stack([torch.stack(side[2]) for side in sides]), filler)
 
 
 # --- pairs whose gradients differ most ---

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any
 
 import torch
 from lipcompile_privacy.errors import CheckpointError as CheckpointError
@@ -80,41 +79,12 @@ def _certificate(module: LipschitzModule, optimizer: Optimizer) -> dict[str, Any
     return {**document, "training": optimizer.training}
 
 
-class _Watched:
-    """A file to write to, and the first error that it raised."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = self.error or error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-@contextmanager
-def _own_errors(file: BinaryIO) -> Iterator[_Watched]:
-    """Raise the error of the file itself, as that a disk is full, in the place of torch's about its archive."""
-    watched = _Watched(file)
-    try:
-        yield watched
-    except RuntimeError:
-        if watched.error is None:
-            raise
-        raise OSError(watched.error.errno, watched.error.strerror, file.name) from None
-
-
 def _write(target: Path, content: Mapping[str, Any]) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary, stored = target.with_name(f".{target.name}.{os.getpid()}.tmp"), io.BytesIO()
+    torch.save(content, stored)  # in memory, as it is read: of a full disk, torch would speak of its archive
     try:
-        with temporary.open("wb") as file, _own_errors(file) as watched:
-            torch.save(content, cast(IO[bytes], watched))
+        with temporary.open("wb") as file:
+            file.write(stored.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
