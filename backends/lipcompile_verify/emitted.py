@@ -24,6 +24,7 @@ from typing import Any
 
 from .derive import OUTWARD, fixed_nodes, head, last_dense
 from .document import ForeignError, canonical, parse
+from .rules import OF_ANY_SIZE
 from .spelling import HOLDERS, LAYERS, NODES, TIED, Use, clip, rounded, written
 
 RUNTIME = frozenset(
@@ -140,6 +141,7 @@ class _File:
         self.members: dict[str, ast.stmt] = {}
         self.tied = dict(_tied(graph["nodes"]))
         self.layers: dict[str, str] = {}
+        self.built: dict[str, Use] = {}
         self.statements: dict[str, str] = {}
         self.weights = False
 
@@ -210,9 +212,11 @@ class _File:
         return f"self.{name}({given})"
 
     def _layer(self, name: str, parameters: Mapping[str, str], use: Use) -> str:
-        """Return the layer that holds the parameters of a node."""
+        """Return the layer that holds the parameters of a node, built for the size that its first use has."""
         owners = {parameter.removesuffix(f".{role}") for role, parameter in parameters.items()}
-        owner, text = min(owners), use.spelt(LAYERS)
+        owner = min(owners)
+        first = self.built.setdefault(owner, use)
+        text = (use.sized_as(first) if use.node["op"] in OF_ANY_SIZE else use).spelt(LAYERS)
         _check_names(owners)
         if {f"{owner}.{role}" for role in parameters} != {*parameters.values()}:
             raise ForeignError(name, f"the layer `{owner}` cannot hold its parameters")

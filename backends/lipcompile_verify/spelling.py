@@ -215,6 +215,7 @@ class Use:
     def __init__(
         self, graph: Mapping[str, Any], node: Mapping[str, Any], shapes: Sequence[Any], counts: Mapping[str, Any]
     ) -> None:
+        self.graph: Mapping[str, Any] = graph
         self.node: Mapping[str, Any] = node
         self.inputs: Sequence[str] = node["inputs"]
         self.shapes: Sequence[Any] = shapes
@@ -223,6 +224,10 @@ class Use:
             role: graph["parameters"][name] for role, name in node["parameters"].items()
         }
         self._left, self._sides = dict(node["attributes"]), [[0, 0]]
+
+    def sized_as(self, first: Use) -> Use:
+        """Return the node as if it read what another node reads."""
+        return Use(self.graph, self.node, first.shapes, first.counts)
 
     def spelt(self, table: Mapping[str, str]) -> str:
         """Return the Python of the node; raises ValueError where there is none."""

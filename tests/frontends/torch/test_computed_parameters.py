@@ -16,6 +16,7 @@ import lipcompile_verify
 import pytest
 import torch
 from lipcompile_torch.deploy.robustness import certified_constants
+from lipcompile_verify.files import check_module
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -490,6 +491,11 @@ def test_convolutions_share_weights_at_several_sizes(tmp_path: Path) -> None:
     path = lipcompile.compile(net, tmp_path / "net.py", example=x, loss="cross_entropy", bounds="clip")
     module: Any = instantiate(path, path.read_text(encoding="utf-8"))
     assert lipcompile_verify.verify(module.certificate).ok
+    assert check_module(path, module.certificate) == []
+    text = path.read_text(encoding="utf-8")  # the layer is built for the first of its sizes, 5
+    path.write_text(text.replace("input_size=(5,), reads=3, taps=3", "input_size=(8,), reads=3, taps=3"))
+    (refused,) = check_module(path, module.certificate)
+    assert "input_size=(8,)" in refused.reason
     with pytest.raises(ValueError, match="no finite Lipschitz constant"):
         certified_constants(module)
     held_to_torch(net, module, x)
