@@ -67,6 +67,7 @@ _ATTRIBUTES = """
 """
 _FUNCTIONS = ("sqrt", "exp", "expm1", "log", "minimum", "maximum", "max_over", "Interval.around")
 _NUMERIC = [f"num.{name}" for name in _FUNCTIONS]
+_INFINITE = "float('inf')"
 # Of the runtime's module, and what `forward` names: no value or layer may be called so.
 RESERVED = frozenset((*_ATTRIBUTES.split(), "self", "torch", "functional", "F"))
 
@@ -367,7 +368,7 @@ def _without_proof(members: Sequence[str]) -> str:
 
 
 def _double(name: str, value: ast.expr) -> float:
-    number = math.inf if ast.unparse(value) == "float('inf')" else ast.literal_eval(value)
+    number = math.inf if ast.unparse(value) == _INFINITE else ast.literal_eval(value)
     if not isinstance(number, float):
         raise ForeignError(name, f"`{_shown(value)}` is not a float literal")
     return number
@@ -392,7 +393,10 @@ def _check_pure(program: Sequence[ast.stmt]) -> None:
     """Refuse a program that does more than compute numbers."""
     for one in (inner for statement in program for inner in ast.walk(statement)):
         called = isinstance(one, ast.Call) and ast.unparse(one.func) not in _NUMERIC
-        if not isinstance(one, _PURE) or called or (isinstance(one, ast.Assign) and _target(one) in (None, "num")):
+        called = called and ast.unparse(one) != _INFINITE
+        hides = isinstance(one, ast.Assign) and _target(one) in (None, "num", "float")
+        hides = hides or (isinstance(one, ast.arg) and one.arg in ("num", "float"))
+        if not isinstance(one, _PURE) or called or hides:
             raise ForeignError("slope", f"`{_shown(one)}` is not a plain computation of a number")
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from lipcompile_torch.train.module import LipschitzModule
 from lipcompile_verify import emitted, files, spelling
 from lipcompile_verify.document import ForeignError
@@ -438,6 +439,33 @@ HARMLESS = {
 def test_text_that_says_the_same_is_accepted(change: str, tmp_path: Path) -> None:
     one = of_text(tmp_path, CONV)
     assert one.refusal(one.changed(*HARMLESS[change])) == ""
+
+
+class Gated(torch.nn.Module):
+    """Two maps of an input, multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.gate = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.value(x) * torch.tanh(self.gate(x))
+
+
+def test_the_slope_of_inputs_without_a_norm() -> None:
+    """It starts at infinity, by the function of Python, which nothing may hide."""
+    one = of(pipeline.from_module(Gated(), (4,), loss="cross_entropy", bounds="clip"))
+    assert one.refusal() == ""
+    start = "X_0 = num.Interval.around(float('inf'))"
+    first = next(line for line in one.text.splitlines() if "X_0 = num.Interval.around(float(" in line)
+    for hidden in (
+        "float('nan')",
+        "float(self.project_())",
+        "float = self.project_; " + start,
+        "X_0 = num.max_over(lambda float=self.project_: float('inf'), 2)",
+        "X_0 = num.max_over(lambda num=self: num.exp(2), 2)",
+    ):
+        assert one.refusal(one.changed(first, first[: first.index("X_0")] + hidden)).startswith("slope"), hidden
 
 
 def test_letters_that_only_look_the_same_are_refused(tmp_path: Path) -> None:
