@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import date
 from functools import partial
 from typing import Any, get_args
 
@@ -202,8 +202,10 @@ class _Facts:
         values = read(array)
         present = values[_present(values)]
         self.gaps = self.gaps or len(present) < len(values)
-        if kind is not Category and len(present):
-            self.low, self.high = min(self.low, present.min()), max(self.high, present.max())
+        if kind is not Category:
+            finite = present[np.isfinite(present)]  # infinity lies outside of any range
+            self.low = min(self.low, finite.min(initial=math.inf))
+            self.high = max(self.high, finite.max(initial=-math.inf))
             self.whole = self.whole and bool((present == np.floor(present)).all())
 
 
@@ -229,17 +231,22 @@ def _column(name: str, kind: Kind, facts: _Facts | None, written: Number | Date 
     if kind is Category:
         values = tuple(sorted(facts.names)) if len(facts.names) <= MOST_NAMES else None
         return Category(name, values, missing=facts.gaps)
-    if facts.low == facts.high:
+    if facts.low >= facts.high:
         return Ignore(name)
     if kind is Date:
         first, last = _day(math.floor(facts.low)), _day(math.ceil(facts.high))
+        if first == last:
+            return Ignore(name)
         return replace(written if isinstance(written, Date) else Date(name), low=first, high=last)
     number = written if isinstance(written, Number) else Number(name)
     return replace(number, low=float(facts.low), high=float(facts.high), missing=facts.gaps)
 
 
 def _day(days_since: int) -> str:
-    return (FIRST_DAY + timedelta(days_since)).isoformat()
+    """Return a day, the nearest of the years 1 to 9999, as a schema has it."""
+    return date.fromordinal(
+        min(max(FIRST_DAY.toordinal() + days_since, date.min.toordinal()), date.max.toordinal())
+    ).isoformat()
 
 
 def _with_target(

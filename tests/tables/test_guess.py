@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -82,6 +83,7 @@ def test_a_kind_is_that_of_all_rows_of_all_batches(value: str, tmp_path: Path) -
         ([*"1234567890" * 8, "a", "b", "c"], Number("a", 0.0, 9.0, missing=True, coerce=True)),
         ([*"1234567890" * 8, "a", "b", "c", "d"], Category("a", (*"0123456789", *"abcd"), missing=True)),
         (["$1,234.50", "7%"], Number("a", 7.0, 1234.5, missing=True)),
+        (["1", "inf", "-Infinity", "1e400", "3"], Number("a", 1.0, 3.0, missing=True)),
         (["1,5", "2", "1.234,5"], Number("a", 1.5, 1234.5, missing=True, decimal=",")),
         (["1,234", "2"], Number("a", 2.0, 1234.0, missing=True)),
         ([*"123456789" * 5, *("1,234",) * 5, "0,5"], Number("a", 0.5, 9.0, missing=True, decimal=",")),
@@ -115,6 +117,22 @@ def test_dates_are_read_as_people_write_them_if_they_have_one_meaning(values: li
     assert guess({"a": values}, public=True).columns == (expected,)
     private = replace(expected, low=None, high=None) if isinstance(expected, Date) else Category("a")
     assert guess({"a": values}).columns == (private,)
+
+
+def test_numbers_without_a_finite_range_are_ignored() -> None:
+    assert guess({"a": ["inf", "-inf", "inf"]}, public=True).columns == (Ignore("a"),)
+    assert guess({"a": ["inf", "-inf", "inf"]}).columns == (Number("a"),)
+
+
+def test_days_of_no_calendar_are_outside_of_a_public_range() -> None:
+    """A schema has days of the years 1 to 9999."""
+    far, further = "20000-01-01", "30000-01-01"
+    for days, column in {
+        ("2020-01-31", far): Date("a", "2020-01-31", "9999-12-31"),
+        ("-0300-01-01", "2020-01-31"): Date("a", "0001-01-01", "2020-01-31"),
+        (far, further): Ignore("a"),
+    }.items():
+        assert guess({"a": np.array(days, "datetime64[s]")}, public=True).columns == (column,)
 
 
 def test_a_text_that_all_rows_share_is_ignored(tmp_path: Path) -> None:

@@ -449,7 +449,7 @@ class Gated(torch.nn.Module):
         self.value, self.gate = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.value(x) * torch.tanh(self.gate(x))
+        return self.value(x) * torch.tanh(self.gate(x))  # type: ignore[no-any-return]
 
 
 def test_the_slope_of_inputs_without_a_norm() -> None:
