@@ -136,6 +136,10 @@ class _Run(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if "wrap_with_set_grad_enabled" in str(n.target):
+            enabled, inner, *operands = args
+            with torch.set_grad_enabled(enabled):
+                return _Run(inner).run(*operands)
         name, reads = _name(n), any(isinstance(leaf, _Pair | complex) for leaf in tree_leaves((args, kwargs)))
         if not name or not (reads or self.is_complex[n.name] or name == "stft"):
             return super().run_node(n)

@@ -127,6 +127,7 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "split": lambda net, h, z: torch.stack(torch.split(z.chunk(2, 1)[0], [1, 2], 2)[1].unbind(-1), 1).imag,
     "squares of all": lambda net, h, z: (z.abs() ** 2).sum(-1) + z.mean(-1).real + torch.exp(z).sum(-1).imag,
     "views": lambda net, h, z: torch.view_as_real(z.mT.reshape(-1, 12).view(-1, 4, 3)).flatten(2),
+    "without gradients": lambda net, h, z: z.real + _without_gradients(net, z).imag,
     "where": lambda net, h, z: torch.where(h[..., :3] > 0, z, z.conj() * 0.5).imag,
     "fft": lambda net, h, z: torch.fft.fft(z).real + torch.fft.fft(h, n=3, norm="ortho").imag,
     "ifft": lambda net, h, z: torch.fft.ifft(z, n=5, dim=1, norm="forward").real,
@@ -140,6 +141,11 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "shifted": lambda net, h, z: torch.fft.fftshift(torch.fft.fft(h), dim=-1).real,
     "stft": lambda net, h, z: _windows(h[:, 0]).imag,
 }
+
+
+def _without_gradients(net: Any, z: Tensor) -> Tensor:
+    with torch.no_grad():
+        return z * net.turns + 1j
 
 
 def _windows(h: Tensor) -> Tensor:
