@@ -245,10 +245,9 @@ class _Import:
             if isinstance(item, Known):
                 raise Refusal("LIP107", f"the output `{name}` does not depend on the input")
             if isinstance(item, Placed) and not (item.layout.outer or item.layout.inner):
-                message = f"the output has its batch at axis {item.layout.axis}"
-                raise Refusal(
-                    "LIP108", message, f"return it with the batch in front: .movedim({item.layout.axis}, 0)"
-                )
+                place = item.layout.axis
+                message = f"the output needs the batch axis in front; here it stands at axis {place}"
+                raise Refusal("LIP108", message, f"return output.movedim({place}, 0)")
             output = as_tensor(item, "the output")
             if self.builder.holds_tokens(output):
                 raise Refusal("LIP204", "the output is the tokens themselves", "look them up in an embedding")
