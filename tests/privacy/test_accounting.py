@@ -27,6 +27,7 @@ from lipcompile_privacy.accounting import (
     epsilon,
     rdp,
 )
+from lipcompile_privacy.accounting.composition import smallest
 from lipcompile_privacy.accounting.pld import gaussian_deltas, pld_epsilon
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -279,3 +280,15 @@ def test_importing_loads_neither_torch_nor_dp_accounting() -> None:
         "sys.exit(any(m.split('.')[0] in ('torch', 'dp_accounting', 'scipy') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("guess", [1e-3, 0.3, 3.0, 1e5])
+def test_a_search_for_the_noise_ends_near_the_root_and_takes_no_nan_for_enough(guess: float) -> None:
+    """ε = 2/σ² is 0.5 at σ = 2. Below 1 the accountant fails, and says so or overflows."""
+
+    def spent(sigma: float) -> float:
+        return 2 / sigma**2 if sigma >= 1 else math.nan if sigma < 0.5 else math.inf
+
+    assert 2 <= smallest(spent, guess, 0.5, 1e-5) <= 2 * (1 + 1e-4)
+    with pytest.raises(BudgetError, match="would need a noise multiplier above"):
+        smallest(lambda _: math.nan, guess, 0.5, 1e-5)

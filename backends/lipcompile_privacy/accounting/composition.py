@@ -273,19 +273,19 @@ def smallest(
     sigma, least = min(max(guess, SMALLEST_NOISE_MULTIPLIER), LARGEST_NOISE_MULTIPLIER), _TOLERANCE / 8
     low, high, before = 0.0, math.inf, (sigma, 0.0)
     while True:
-        value = spent(sigma)
-        if value > target_epsilon and sigma >= LARGEST_NOISE_MULTIPLIER:
+        enough = (value := spent(sigma)) <= target_epsilon  # which NaN is not
+        if not enough and sigma >= LARGEST_NOISE_MULTIPLIER:
             raise BudgetError(
                 f"epsilon = {target_epsilon:g} at delta = {target_delta:g} would need a noise multiplier above "
                 f"{LARGEST_NOISE_MULTIPLIER:g}: raise epsilon or delta, or train for fewer steps"
             )
-        if target_epsilon * (1 - _TOLERANCE) <= value <= target_epsilon:
+        if enough and value >= target_epsilon * (1 - _TOLERANCE):
             return sigma
-        low, high = (sigma, high) if value > target_epsilon else (low, sigma)
+        low, high = (low, sigma) if enough else (sigma, high)
         if high <= max(SMALLEST_NOISE_MULTIPLIER, low * (1 + _TOLERANCE)):
             return high
         slope, before = _slope(*before, sigma, value, slope), (sigma, value)
-        move = (math.log(max(value, _NO_NOISE) / target_epsilon) + _TOLERANCE / 2) / -slope
+        move = (math.log(max(_NO_NOISE, value) / target_epsilon) + _TOLERANCE / 2) / -slope
         if low and high < math.inf:
             width = math.log(high / low)
             margin = min(least, width / 4)

@@ -280,7 +280,7 @@ def folder(tmp_path: Path) -> Path:
         (".", "outside of the model's folder"),
         ("", "outside of the model's folder"),
         ("pipe.bin", "a pipe, not a file"),
-        ("circle.bin", "`circle.bin`"),  # no path in Python 3.11 and 3.12, else a file that the system does not open
+        ("circle.bin", "`circle.bin`"),  # no path, or in Python 3.13 a file that does not open
         ("weights\0.bin", "no path"),
         ("none.bin", "No such file"),
         ("x" * 5000, "too long"),
