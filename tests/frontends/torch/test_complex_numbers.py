@@ -143,7 +143,7 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 }
 
 
-def _without_gradients(net: Any, z: Tensor) -> Tensor:
+def _without_gradients(net: Any, z: Tensor) -> Any:
     with torch.no_grad():
         return z * net.turns + 1j
 
