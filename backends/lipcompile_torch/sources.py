@@ -62,7 +62,12 @@ def class_names(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def _folders(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if path.is_dir())
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _is_image(path: Path) -> bool:
+    """By the name: what begins with a dot, systems and editors put beside images."""
+    return path.suffix.lower() in _ENDINGS and not path.name.startswith(".")
 
 
 def images_below(
@@ -75,7 +80,7 @@ def images_below(
     """
     root = Path(path)
     inside = root.rglob("*") if root.is_dir() else [root]
-    found = sorted(image for image in inside if image.suffix.lower() in _ENDINGS)
+    found = sorted(filter(_is_image, inside))
     if not found:
         raise DataError(f"{root} has no images: their names end in {', '.join(sorted(_ENDINGS))}")
     return [str(image) for image in found], _alike(root, [_image(image, colours, size) for image in found])
@@ -98,7 +103,7 @@ def _read(
         (path, number)
         for number, name in enumerate(classes)
         for path in (sorted((root / name).iterdir()) if (root / name).is_dir() else [])
-        if path.suffix.lower() in _ENDINGS
+        if _is_image(path)
     ]
     if len(classes) < 2 or not found:
         raise DataError(f"{root} has no folders of images: put the images of each class into one folder")

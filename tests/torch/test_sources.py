@@ -27,6 +27,8 @@ def test_folders_of_images_are_classes(tmp_path: Path) -> None:
         write(tmp_path / "cats" / f"{number}.png", np.full((4, 5), 10 * number))
         write(tmp_path / "dogs" / f"{number}.PNG", np.full((4, 5), 200))
     (tmp_path / "dogs" / "notes.txt").write_text("no image")
+    (tmp_path / "dogs" / "._1.png").write_text("what another system puts beside an image")
+    (tmp_path / ".checkpoints").mkdir()
     found = images_in(tmp_path)
     assert found["x_train"].dtype == found["x_test"].dtype == np.uint8
     pixels = [*found["x_train"][:, 0, 0], *found["x_test"][:, 0, 0]]
