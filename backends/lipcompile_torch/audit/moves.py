@@ -8,7 +8,7 @@ singular values, of convolutions at every frequency.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -117,58 +117,22 @@ def clip_convolution(kernel: Tensor, geometry: Convolution) -> Tensor:
     Alternates between clipping the singular values at every frequency of a small circular grid (Sedghi, Gupta,
     Long, ICLR 2019) and cutting the kernel back to its support. In float32, which is precise enough for a step.
     """
-    grid = _Grid(geometry, tuple(kernel.shape[:2]))
-    clipped = kernel.float()
+    axes = zip(geometry.kernel_size, geometry.dilation, geometry.stride, geometry.input_size, strict=True)
+    # Just large enough to tell taps apart, and whole strides.
+    sizes = tuple(-(-max(span := d * (k - 1) + 1, min(2 * span, n)) // s) * s for k, d, s, n in axes)
+    circle = replace(geometry, input_size=sizes, padding=((0, 0),) * len(sizes), padding_mode="circular")
+    grid = [size // stride for size, stride in zip(sizes, geometry.stride, strict=True)]
+    # Of a frequency and its negative, which is not there, the inverse transform has twice the real part.
+    twice = torch.where(2 * torch.arange(grid[-1] // 2 + 1) % grid[-1] == 0, 1.0, 2.0)
+    every = (twice / math.prod(grid)).repeat(math.prod(grid[:-1]))
+    shares = every.repeat_interleave(geometry.groups)[:, None, None]
+    clipped = kernel.detach().float()
     for round_ in range(_ROUNDS):
-        change = grid.kernel(clip_singular_values(grid.matrices(clipped))) - clipped
-        clipped = clipped + (_RELAXATION if round_ else 1.0) * change
+        with torch.enable_grad():
+            maps = circle.at_frequencies(clipped.requires_grad_())
+        excess = clip_singular_values(maps.detach()) - maps.detach()
+        (change,) = torch.autograd.grad(maps, clipped, shares * excess)
+        clipped = clipped.detach() + (_RELAXATION if round_ else 1.0) * change
         if float(change.norm()) < _SETTLED:
             break
     return clipped.to(kernel.dtype)
-
-
-class _Grid:
-    """A circular grid just large enough to tell the taps of a kernel apart.
-
-    Its sizes are multiples of the stride s, which folds s frequencies of an axis into one matrix. Without a stride
-    half of the frequencies will do.
-    """
-
-    def __init__(self, geometry: Convolution, channels: tuple[int, ...]) -> None:
-        kernel, dilation, stride = geometry.kernel_size, geometry.dilation, geometry.stride
-        spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-        wanted = [max(span, min(2 * span, n)) for span, n in zip(spans, geometry.input_size, strict=True)]
-        self.sizes = [s * math.ceil(size / s) for size, s in zip(wanted, stride, strict=True)]
-        taps = torch.meshgrid(*(d * torch.arange(k) for d, k in zip(dilation, kernel, strict=True)), indexing="ij")
-        self.taps: tuple[slice | Tensor, ...] = (slice(None), slice(None), *taps)
-        self.axes = tuple(range(2, 2 + len(kernel)))
-        self.channels, self.groups, self.folds = channels, geometry.groups, math.prod(stride)
-        frequencies = [*self.sizes[:-1], self.sizes[-1] // 2 + 1] if self.folds == 1 else self.sizes
-        self.spectrum = (*channels, *frequencies)
-        pairs = [part for n, s in zip(frequencies, stride, strict=True) for part in (s, n // s)]
-        self.folded = (self.groups, channels[0] // self.groups, channels[1], *pairs)
-        rank = len(kernel)  # the order: frequencies, groups, rows, columns, what was folded
-        self.order = (*range(4, 3 + 2 * rank, 2), 0, 1, 2, *range(3, 3 + 2 * rank, 2))
-
-    def matrices(self, kernel: Tensor) -> Tensor:
-        """Return the matrix of every frequency, [frequencies, groups, F/groups, C/groups·folds]."""
-        spread = kernel.new_zeros(*self.channels, *self.sizes)
-        spread[self.taps] = kernel
-        transform = torch.fft.rfftn if self.folds == 1 else torch.fft.fftn
-        spectrum = transform(spread, dim=self.axes).reshape(self.folded).permute(self.order)
-        self.ordered = spectrum.shape
-        columns = self.channels[1] * self.folds
-        stack: Tensor = spectrum.reshape(-1, self.groups, self.folded[1], columns) / math.sqrt(self.folds)
-        return stack
-
-    def kernel(self, matrices: Tensor) -> Tensor:
-        """Return the part of the kernel of ``matrices`` that lies on the taps."""
-        back = torch.argsort(torch.tensor(self.order)).tolist()
-        spectrum = (matrices * math.sqrt(self.folds)).reshape(self.ordered).permute(back).reshape(self.spectrum)
-        halved = self.folds == 1
-        spread: Tensor = (
-            torch.fft.irfftn(spectrum, s=self.sizes, dim=self.axes)
-            if halved
-            else torch.fft.ifftn(spectrum, dim=self.axes).real
-        )
-        return spread[self.taps]

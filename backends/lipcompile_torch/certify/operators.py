@@ -334,6 +334,10 @@ class Convolution(Operator):
         transform, largest, error = self._transform(kernel, frobenius)
         return gram_stack(transform.maps(), scale * self._repeats * UP_MANY, largest, error, "frequencies")
 
+    def at_frequencies(self, kernel: Tensor) -> Tensor:
+        """Return K̂(ω), [frequencies·groups, rows, columns], see 3., ω over half the grid; differentiable."""
+        return self._transform(kernel, 0.0)[0].maps()
+
     def _transform(self, kernel: Tensor, frobenius: float) -> tuple[Transform, float, float]:
         """Return the matrices K̂(ω) of the stride-one circular form, ω over half the grid, since K is real; a bound
         of the Frobenius norm of each, and of how far it is from the exact one.
