@@ -214,48 +214,53 @@ def _are_of_own_example(places: Known) -> bool:
 
 def scatter_nd(context: Context, node: OnnxNode) -> Value:
     """Entries written over at constant places among the first axes, or added there; no two places are one."""
-    data, places = context.item(node, 0), context.known(node, 1, "the places")
-    reduction = node.text("reduction", "none")
-    if isinstance(data, Known) or places is None or places.array.ndim < 2 or reduction not in ("none", "add"):
+    data, reduction = context.item(node, 0), node.text("reduction", "none")
+    if isinstance(data, Known) or reduction not in ("none", "add"):
         raise Refusal("LIP110", f"ScatterND with reduction `{reduction}` into a constant is not yet supported")
     context.layout = data.layout if isinstance(data, Placed) else FIRST
-    operand, (*taken, depth) = context.tensor(node), places.array.shape
-    example, own = shape_of(operand), context.layout == FIRST and _are_of_own_example(places)
-    if own:
-        places, taken, depth = replace(places, array=places.array[0, ..., 1:], copies=None), taken[1:], depth - 1
-    layout = context.layout
-    if depth < 1 or (not own and (layout.outer or layout.inner or layout.axis < depth)):
-        raise Refusal("LIP108", "ScatterND acts on the batch axis: it mixes examples", MIXES)
-    integers(places, "the places")
-    rows = _flat(places.array.reshape(-1, depth).T, example[:depth])
+    operand = context.tensor(node)
+    example, (places, there) = shape_of(operand), _places_to_write(context, node)
+    depth = places.shape[-1]
+    whole = (math.prod(example[:depth]), *example[depth:])
+    rows = _flat(places.reshape(-1, depth).T, example[:depth]) if depth else (0,)
     if len(set(rows)) < len(rows):
         raise Refusal("LIP110", "ScatterND at places that are equal", "write each place once")
-    there = replace(layout, axis=layout.axis - depth + len(taken)) if not own else FIRST
-    whole, rest = (math.prod(example[:depth]), *example[depth:]), example[depth:]
-    kept = np.ones(whole, bool)
-    kept[[*rows]] = False
-    numbers = _updates(context, node, there, (len(rows), *rest))
     merged = reshape_to(context, node, operand, whole, "_merged")
-    if isinstance(numbers, Value):
-        order = np.zeros(whole[0], dtype=int)
-        order[[*rows]] = range(len(rows))
-        apart = context.add(node, OP_BY_NAME["gather"], Gather(tuple(map(int, order)), 0), [numbers], "_at_places")
-        put = times_entries(context, node, apart, (~kept).astype(np.float32), "_put")
-        if reduction == "none":
-            merged = times_entries(context, node, merged, kept.astype(np.float32), "_kept")
-        made = context.add(node, SUM, Sum((Fraction(1), Fraction(1))), [merged, put])
-    else:
-        filled = np.zeros(whole, np.float32)
-        filled[[*rows]] = numbers
-        keeps = np.ones_like(kept) if reduction == "add" else kept
-        made = plus_entries(
-            context,
-            node,
-            times_entries(context, node, merged, keeps.astype(np.float32), "_kept"),
-            filled,
-            "_filled",
-        )
-    return reshape_to(context, node, made, example, "_whole")
+    if reduction == "none":
+        kept = np.ones(whole, np.float32)
+        kept[[*rows]] = 0
+        merged = times_entries(context, node, merged, kept, "_kept")
+    numbers = _updates(context, node, there, (len(rows), *whole[1:]))
+    return reshape_to(context, node, _put(context, node, merged, rows, numbers), example, "_whole")
+
+
+def _places_to_write(context: Context, node: OnnxNode) -> tuple[Array, Layout]:
+    """Return the places of a ScatterND within an example [..., depth], and where its numbers have their batch."""
+    known, layout = context.known(node, 1, "the places"), context.layout
+    if known is None or known.array.ndim < 2:
+        raise Refusal("LIP102", "ScatterND without places")
+    if layout == FIRST and _are_of_own_example(known):
+        return known.array[0, ..., 1:], FIRST
+    *taken, depth = known.array.shape
+    if layout.outer or layout.inner or not 0 < depth <= layout.axis:
+        raise Refusal("LIP108", "ScatterND acts on the batch axis: it mixes examples", MIXES)
+    integers(known, "the places")
+    return known.array, replace(layout, axis=layout.axis - depth + len(taken))
+
+
+def _put(context: Context, node: OnnxNode, merged: Value, rows: Sequence[int], numbers: Value | Array) -> Value:
+    """Add numbers [n, ...] to these rows of a tensor."""
+    places = np.zeros(shape_of(merged), np.float32)
+    if not isinstance(numbers, Value):
+        places[[*rows]] = numbers
+        return plus_entries(context, node, merged, places, "_filled")
+    places[[*rows]] = 1
+    order = np.zeros(len(places), dtype=int)
+    order[[*rows]] = range(len(rows))
+    chosen = Gather(tuple(map(int, order)), 0)
+    apart = context.add(node, OP_BY_NAME["gather"], chosen, [numbers], "_at_places")
+    put = times_entries(context, node, apart, places, "_put")
+    return context.add(node, SUM, Sum((Fraction(1), Fraction(1))), [merged, put])
 
 
 def _updates(context: Context, node: OnnxNode, layout: Layout, shape: Shape) -> Value | Array:

@@ -127,6 +127,7 @@ def written_over(_: Any, h: Tensor) -> Tensor:
     h[:, places, places.flip(0)] = 0.5
     rows[:, [2, 0, 1]] = h.tanh()
     rows[:, [3, 1], 2] += h[:, 0, :2]
+    rows[torch.arange(h.shape[0]), 3] = h[:, 1].sin()
     return rows * h.sum(1, keepdim=True)
 
 

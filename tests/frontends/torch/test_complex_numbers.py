@@ -149,7 +149,8 @@ def _without_gradients(net: Any, z: Tensor) -> Any:
 
 
 def _windows(h: Tensor) -> Tensor:
-    return torch.stft(h, 4, 1, 3, torch.hann_window(3), center=False, return_complex=True)
+    found: Tensor = torch.stft(h, 4, 1, 3, torch.hann_window(3), center=False, return_complex=True)
+    return found
 
 
 def _in_place(z: Tensor) -> Tensor:
