@@ -145,7 +145,8 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 
 def _without_gradients(net: Any, z: Tensor) -> Any:
     with torch.no_grad():
-        return z * net.turns + 1j
+        found: Tensor = z * net.turns + 1j
+    return found
 
 
 def _windows(h: Tensor) -> Tensor:
