@@ -13,7 +13,7 @@ from typing import Any
 # By where they stand now: under the name that they had, or in a module of another name.
 _UNDER_THEIR_NAMES = {
     "audit": "canaries privacy_audit signal",
-    "certify": "constraints drift gram intervals norms operators precision projection rounding sums",
+    "certify": "constraints drift intervals norms operators precision projection rounding sums",
     "clip": "clipping example_gradients native_gradients outer_product_plans outer_products",
     "deploy": "certification deployment robustness",
     "native": "fingerprint",
