@@ -402,6 +402,7 @@ def _waves(held: int, n: int, count: int, *, inverse: bool) -> NDArray[np.comple
         raise untraceable("LIP108", message, "say along which axis of an example: dim=-1", None)
     turns = np.outer(np.arange(held), np.arange(count)) % n
     waves: NDArray[np.complex128] = np.exp((2j if inverse else -2j) * np.pi * turns / n)
+    waves.imag[2 * turns % n == 0] = 0  # of whole and half turns, which rounding would miss
     waves[n:] = 0
     return waves
 

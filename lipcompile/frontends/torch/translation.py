@@ -20,6 +20,7 @@ from lipcompile.frontends.torch.find import summary
 from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
 from lipcompile.ops.merge import torch_read as merge
 from lipcompile.ops.normalisation import torch_read as normalisation
+from lipcompile.ops.pointwise import torch_read as pointwise
 from lipcompile.ops.pool import torch_read as pooling
 from lipcompile.ops.recurrent import torch_read as rnn
 from lipcompile.ops.shape import torch_read as shape
@@ -98,6 +99,7 @@ def _translated(program: ExportedProgram) -> ModelProto:
         **normalisation.translations(),
         **shape.translations(),
         **merge.translations(),
+        **pointwise.translations(),
     }
     if any(map(pooling.is_unwritten, program.graph.nodes)):
         table |= pooling.translations()

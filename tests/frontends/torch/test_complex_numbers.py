@@ -77,7 +77,13 @@ def spectrogram(net: Any, h: Tensor) -> Tensor:
     return torch.log(found.abs() + 0.1).reshape(len(h), -1, 3).repeat(1, 1, 2)
 
 
-USES = {use.__name__: use for use in (rotary, spectral, convolved, state_space, spectrogram)}
+def phases(net: Any, h: Tensor) -> Tensor:
+    """Angles of real numbers, as of the mean of a signal, of imaginary ones, and of 0."""
+    on_axes = torch.complex(h.relu(), (-h).relu().roll(1, -1))
+    return h + torch.fft.rfft(h).angle().sum(-1, keepdim=True) + on_axes.angle()
+
+
+USES = {use.__name__: use for use in (rotary, spectral, convolved, state_space, spectrogram, phases)}
 
 
 def by_torch(net: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
