@@ -29,7 +29,15 @@ def place_of(error: BaseException) -> Location | None:
     """Return the innermost line of the user's own code that an exception passed, None if there is none."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return Location(error.filename, error.lineno)
-    frames = traceback.extract_tb(error.__traceback__)
+    return _own(traceback.extract_tb(error.__traceback__))
+
+
+def caller() -> Location | None:
+    """Return the innermost line of the user's own code that runs now, None if there is none."""
+    return _own(traceback.extract_stack())
+
+
+def _own(frames: traceback.StackSummary) -> Location | None:
     own = [frame for frame in frames if frame.lineno and _is_users(frame.filename)]
     return Location(own[-1].filename, own[-1].lineno) if own else None
 

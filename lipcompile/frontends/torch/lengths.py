@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -19,6 +19,8 @@ from torch.nn import Module, RNNBase
 from torch.nn.functional import dropout, pad
 from torch.nn.utils import rnn
 
+from lipcompile.diagnostics import Location
+from lipcompile.frontends.torch.find import caller
 from lipcompile.frontends.torch.untraceable import untraceable
 
 
@@ -29,11 +31,30 @@ class _Packed:
     rows: Tensor
     lengths: Tensor
 
+    def __getitem__(self, _: Any) -> NoReturn:
+        message = "packed texts are read by something else than a recurrent layer: their order is that of lengths"
+        raise untraceable("LIP110", message, "compute with the padded texts, before or behind", caller())
+
+    data = batch_sizes = sorted_indices = unsorted_indices = property(lambda self: self[0])
+
+
+@dataclass(slots=True)
+class Longer:
+    """All texts are as long as can be, and `rows` of padding follow where no total_length says how many.
+
+    places: where that was.
+    """
+
+    rows: int
+    places: list[Location | None] = field(default_factory=list)
+
 
 @contextmanager
-def padded_to_lengths(module: Module) -> Iterator[None]:
+def padded_to_lengths(module: Module, longer: Longer | None = None) -> Iterator[None]:
     """Let texts stay padded meanwhile where a module packs them: in its own code, and in that of its parts."""
-    instead = {rnn.pack_padded_sequence: _packed, rnn.pad_packed_sequence: _unpacked}
+    instead: dict[Any, Any] = {rnn.pack_padded_sequence: _packed, rnn.pad_packed_sequence: _unpacked}
+    if longer is not None:
+        instead = {function: partial(other, longer=longer) for function, other in instead.items()}
     parts = [*module.modules()]
     homes = {kind.__module__ for part in parts for kind in type(part).__mro__} | {rnn.__name__}
     with ExitStack() as stack:
@@ -50,16 +71,30 @@ def _is_among(value: Any, functions: Any) -> bool:
     return any(value is function for function in functions)
 
 
-def _packed(input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> _Packed:  # noqa: A002, ARG001
+def _packed(
+    input: Tensor,  # noqa: A002
+    lengths: Any,
+    batch_first: bool = False,
+    enforce_sorted: bool = True,  # noqa: ARG001
+    longer: Longer | None = None,
+) -> _Packed:
     """Do what `pack_padded_sequence` does."""
-    return _Packed(input if batch_first else input.transpose(0, 1), torch.as_tensor(lengths))
+    rows, given = input if batch_first else input.transpose(0, 1), torch.as_tensor(lengths)
+    return _Packed(rows, given if longer is None else torch.full_like(given, rows.shape[1]))
 
 
 def _unpacked(
-    sequence: _Packed, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+    sequence: _Packed,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    total_length: int | None = None,
+    longer: Longer | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Do what `pad_packed_sequence` does for a batch of which one text is as long as can be."""
     rows = sequence.rows
+    if total_length is None and longer is not None:
+        longer.places.append(caller())
+        total_length = rows.shape[1] + longer.rows
     if total_length is not None:
         rows = pad(rows, (0, 0, 0, total_length - rows.shape[1]))
     there = (torch.arange(rows.shape[1]) < sequence.lengths.unsqueeze(1)).unsqueeze(2)

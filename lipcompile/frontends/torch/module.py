@@ -33,6 +33,7 @@ from lipcompile.frontends.torch.cut import changed_gradients, noted
 from lipcompile.frontends.torch.draws import draws_in_evaluation, means
 from lipcompile.frontends.torch.find import find, summary
 from lipcompile.frontends.torch.kinds import in_real_numbers
+from lipcompile.frontends.torch.longest import refuse_longest
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
 from lipcompile.frontends.torch.tracing import (
     Example,
@@ -126,6 +127,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         _refuse_kept_statistics(module)
         with without_rows_of_padding(rows), noted() as seen:
             module, program, taken = traced_in_numbers(module, examples, options)
+            refuse_longest(module, taken)
         is_open = has_open_batch(program)
         loaded, model = imported(program, options.repairs)
         if loaded.graph is not None and not is_open:

@@ -80,7 +80,8 @@ def spectrogram(net: Any, h: Tensor) -> Tensor:
 def phases(net: Any, h: Tensor) -> Tensor:
     """Angles of real numbers, as of the mean of a signal, of imaginary ones, and of 0."""
     on_axes = torch.complex(h.relu(), (-h).relu().roll(1, -1))
-    return h + torch.fft.rfft(h).angle().sum(-1, keepdim=True) + on_axes.angle()
+    found: Tensor = h + torch.fft.rfft(h).angle().sum(-1, keepdim=True) + on_axes.angle()
+    return found
 
 
 USES = {use.__name__: use for use in (rotary, spectral, convolved, state_space, spectrogram, phases)}

@@ -108,6 +108,42 @@ def test_lengths_of_other_texts_are_refused(lengths: Any) -> None:
     assert {found.code for found in refused.value.diagnostics} & {"LIP108", "LIP110"}
 
 
+class Longest(Packed):
+    """A function of the states of all steps, of which there are as many as the longest text has."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(nn.GRU, both=False)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, lengths = self.words(x), lengths_of(x)
+        packed, _ = self.cell(pack_padded_sequence(rows, lengths, True, enforce_sorted=False))
+        return self.head(self.function(pad_packed_sequence(packed, True)[0], lengths).repeat(1, 2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda states, _: states.mean(1),
+        lambda states, _: states[:, -1],
+        lambda states, _: states.amax(1),
+        lambda states, _: (states.softmax(1) * states).sum(1),
+    ],
+)
+def test_what_depends_on_the_longest_text_is_refused_with_its_line(function: Any) -> None:
+    with pytest.raises(InputError, match="depends on the longest text of the batch") as refused:
+        lipcompile.private(Longest(function), TEXTS, bounds="clip")
+    (found,) = refused.value.diagnostics
+    assert found.code == "LIP108"
+    assert found.location is not None
+    assert found.location.file.endswith("test_lengths.py")
+
+
+def test_padding_up_to_the_longest_text_that_changes_nothing_is_accepted() -> None:
+    net = Longest(lambda states, lengths: states.sum(1) / lengths.unsqueeze(1))
+    held_to_torch(net, private(net, TEXTS), TEXTS)
+
+
 def test_cells_at_the_ends_are_refused_with_a_reason() -> None:
     class Cells(Packed):
         def forward(self, x: Tensor) -> Tensor:
@@ -117,6 +153,18 @@ def test_cells_at_the_ends_are_refused_with_a_reason() -> None:
 
     with pytest.raises(InputError, match="the cell of an LSTM at the end of a packed text is not yet supported"):
         lipcompile.private(Cells(nn.LSTM), TEXTS, bounds="clip")
+
+
+@pytest.mark.parametrize("read", [lambda packed: packed.data, lambda packed: packed[0], lambda packed: [*packed]])
+def test_packed_rows_that_are_read_apart_are_refused_with_their_line(read: Any) -> None:
+    class Apart(Packed):
+        def forward(self, x: Tensor) -> Tensor:
+            packed = pack_padded_sequence(self.words(x), lengths_of(x), True, enforce_sorted=False)
+            return self.head(self.words(x).mean(1).repeat(1, 3)[:, :8] * read(self.cell(packed)[0])[0].mean())  # type: ignore[no-any-return]
+
+    with pytest.raises(InputError, match="something else than a recurrent layer") as refused:
+        lipcompile.private(Apart(nn.GRU), TEXTS, bounds="clip")
+    assert refused.value.diagnostics[0].location is not None
 
 
 def test_torch_packs_again() -> None:
