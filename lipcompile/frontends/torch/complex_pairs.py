@@ -24,6 +24,7 @@ from torch.nn import Module, Parameter
 from torch.nn.functional import conv1d
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
+from lipcompile.diagnostics import Location
 from lipcompile.frontends.onnx.node import traced_line
 from lipcompile.frontends.torch.untraceable import untraceable
 
@@ -140,6 +141,9 @@ class _Run(Interpreter):
             enabled, inner, *operands = args
             with torch.set_grad_enabled(enabled):
                 return _Run(inner).run(*operands)
+        if _misses(n):
+            message = "what is written over is a view of complex numbers, which may be read again"
+            raise untraceable("LIP110", message, "write over a copy: call .clone() before", _line(n))
         name, reads = _name(n), any(isinstance(leaf, _Pair | complex) for leaf in tree_leaves((args, kwargs)))
         if not name or not (reads or self.is_complex[n.name] or name == "stft"):
             return super().run_node(n)
@@ -150,7 +154,36 @@ class _Run(Interpreter):
             return made.real if isinstance(made, _Pair) and not self.is_complex[n.name] else made
         message = f"unsupported op {n.target} of complex numbers"
         help_line = "write it with real numbers, such as torch.view_as_real gives"
-        raise untraceable("LIP100", message, help_line, traced_line(str(n.meta.get("stack_trace"))))
+        raise untraceable("LIP100", message, help_line, _line(n))
+
+
+def _line(node: Node) -> Location | None:
+    return traced_line(str(node.meta.get("stack_trace")))
+
+
+# Views of complex numbers that are new tensors here.
+_COPIES = ("_conj", "adjoint", "conj", "mH", "view_as_real")
+
+
+def _misses(node: Node) -> bool:
+    """Whether a node writes over a view that is a copy here, of what something else reads as well."""
+    written: Any = node.args[0] if node.args and _schema(node) and _schema(node).is_mutable else None
+    while isinstance(written, Node) and _name(written) not in _COPIES and _is_view(written):
+        written = written.args[0]
+    if not isinstance(written, Node) or _name(written) not in _COPIES:
+        return False
+    (viewed, *_) = written.args
+    return isinstance(viewed, Node) and (len(viewed.users) > 1 or viewed.op == "placeholder" or _is_view(viewed))
+
+
+def _schema(node: Node) -> Any:
+    return getattr(node.target, "_schema", None)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node puts out a view of its first operand."""
+    returns = getattr(_schema(node), "returns", ())
+    return bool(returns) and returns[0].alias_info is not None
 
 
 def arguments(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:

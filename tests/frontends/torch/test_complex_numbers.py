@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 import lipcompile
 from lipcompile import InputError
 from lipcompile.frontends.torch.tracing import Example, traced
+from lipcompile.frontends.torch.untraceable import Untraceable
 from tests.frontends.torch.test_computed_parameters import GAMMA, examples, stepped
 from tests.torch.clip_nets import whole
 
@@ -198,6 +199,31 @@ def test_complex_functions_of_the_batch_are_refused(name: str) -> None:
     with pytest.raises(InputError) as refused:
         lipcompile.private(Net(OF_BATCH[name]), (4, WIDTH), bounds="clip")
     assert "LIP108" in {found.code for found in refused.value.diagnostics}
+
+
+def _written(view: Callable[[Tensor], Tensor], again: bool) -> Callable[[Any, Tensor], Tensor]:
+    def function(_: Any, h: Tensor) -> Tensor:
+        z = pairs(h).clone()
+        made = view(z)
+        made[:, 0] += 1
+        return h + (z if again else made).abs().sum()
+
+    return function
+
+
+@pytest.mark.parametrize("view", [torch.view_as_real, torch.conj])
+def test_views_that_are_written_over_are_refused_where_they_are_read_again(
+    view: Callable[[Tensor], Tensor],
+) -> None:
+    with pytest.raises(Untraceable, match="a view of complex numbers") as refused:
+        traced(Function(_written(view, again=True)), [Example("", (4, WIDTH))])
+    assert refused.value.diagnostic.location is not None
+
+
+def test_views_of_what_nothing_reads_again_may_be_written_over() -> None:
+    net, x = Function(_written(torch.view_as_real, again=False)), examples(4, WIDTH)
+    program, _ = traced(net, [Example("", (4, WIDTH))])
+    torch.testing.assert_close(program.module()(x), net(x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_function_without_pairs_is_named_with_its_line() -> None:
