@@ -182,7 +182,7 @@ def _schema(node: Node) -> Any:
 
 def _is_view(node: Node) -> bool:
     """Whether a node puts out a view of its first operand."""
-    returns = getattr(_schema(node), "returns", ())
+    returns: Any = getattr(_schema(node), "returns", ())
     return bool(returns) and returns[0].alias_info is not None
 
 
