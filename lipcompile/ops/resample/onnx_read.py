@@ -215,8 +215,10 @@ def _are_of_own_example(places: Known) -> bool:
 def scatter_nd(context: Context, node: OnnxNode) -> Value:
     """Entries written over at constant places among the first axes, or added there; no two places are one."""
     data, reduction = context.item(node, 0), node.text("reduction", "none")
-    if isinstance(data, Known) or reduction not in ("none", "add"):
-        raise Refusal("LIP110", f"ScatterND with reduction `{reduction}` into a constant is not yet supported")
+    if reduction not in ("none", "add"):
+        raise Refusal("LIP110", f"ScatterND with reduction `{reduction}` is not yet supported")
+    if isinstance(data, Known):
+        raise Refusal("LIP110", "ScatterND into a constant is not yet supported")
     context.layout = data.layout if isinstance(data, Placed) else FIRST
     operand = context.tensor(node)
     example, (places, there) = shape_of(operand), _places_to_write(context, node)
