@@ -397,7 +397,10 @@ def _is_whole(context: Context, name: str) -> bool:
         schema = defs.get_schema(node.op_type, context.version)
         formal = [parameter.type_str for parameter in schema.inputs]
         kinds = [*formal, *formal[-1:] * len(node.proto.input)]
-        kind = schema.outputs[0].type_str
+        kind = schema.outputs[min([*node.proto.output].index(name), len(schema.outputs) - 1)].type_str
+        among = {one.type_param_str: one.allowed_type_strs for one in schema.type_constraints}
+        if [*among.get(kind, [kind])] == ["tensor(int64)"]:  # places, whatever is read
+            return True
         alike = [own for own, found in zip(node.proto.input, kinds, strict=False) if own and found == kind]
         if not alike:
             return False

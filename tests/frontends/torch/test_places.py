@@ -72,6 +72,7 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
     "one written": lambda h: h * torch.zeros(h.size()).scatter_(-1, h.argmax(-1, keepdim=True), 1),
     "neighbours": neighbours,
     "chosen row": chosen_row,
+    "halves of places": lambda h: h * (h.argmax(-1, keepdim=True) // 2 + h.topk(2, -1).indices[..., 1:] // 2),
     "one hot": lambda h: h * F.one_hot(h.argmax(-1), WIDTH).float(),
 }
 
