@@ -169,10 +169,10 @@ def _misses(node: Node) -> bool:
     """Whether a node writes over a view that is a copy here, of what something else reads as well."""
     written: Any = node.args[0] if node.args and _schema(node) and _schema(node).is_mutable else None
     while isinstance(written, Node) and _name(written) not in _COPIES and _is_view(written):
-        written = written.args[0]
+        written = next(iter(written.args), None)
     if not isinstance(written, Node) or _name(written) not in _COPIES:
         return False
-    (viewed, *_) = written.args
+    viewed: Any = next(iter(written.args), None)
     return isinstance(viewed, Node) and (len(viewed.users) > 1 or viewed.op == "placeholder" or _is_view(viewed))
 
 
