@@ -142,7 +142,7 @@ class _Run(Interpreter):
             with torch.set_grad_enabled(enabled):
                 return _Run(inner).run(*operands)
         if _misses(n):
-            message = "what is written over is a view of complex numbers, which may be read again"
+            message = "`forward` writes over a view of complex numbers that it may read again"
             raise untraceable("LIP110", message, "write over a copy: call .clone() before", _line(n))
         name, reads = _name(n), any(isinstance(leaf, _Pair | complex) for leaf in tree_leaves((args, kwargs)))
         if not name or not (reads or self.is_complex[n.name] or name == "stft"):

@@ -215,7 +215,7 @@ def _written(view: Callable[[Tensor], Tensor], again: bool) -> Callable[[Any, Te
 def test_views_that_are_written_over_are_refused_where_they_are_read_again(
     view: Callable[[Tensor], Tensor],
 ) -> None:
-    with pytest.raises(Untraceable, match="a view of complex numbers") as refused:
+    with pytest.raises(Untraceable, match="over a view of complex numbers") as refused:
         traced(Function(_written(view, again=True)), [Example("", (4, WIDTH))])
     assert refused.value.diagnostic.location is not None
 
