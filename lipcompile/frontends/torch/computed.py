@@ -30,6 +30,15 @@ def computed_weights(module: Module, loaded: Loaded) -> Iterator[Diagnostic]:
                 Severity.WARNING,
                 node=prefix.rpartition(".")[0] or None,
             )
+        elif how == "SpectralNorm" and module.get_submodule(prefix[:-1]).training:
+            yield Diagnostic(
+                "LIP126",
+                f"torch estimates the spectral norm of `{prefix}{weight}` anew in each pass of training: the "
+                "emitted module keeps the singular vectors that are stored now",
+                "remove the parametrisation, which keeps the weight, or import again after some epochs",
+                Severity.WARNING,
+                node=prefix[:-1] or None,
+            )
         told |= found
     parts = {(found.node or "").rpartition(".")[0] for found in loaded.diagnostics if standardises(found)}
     for name, op in loaded.computed.items():

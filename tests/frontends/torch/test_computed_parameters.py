@@ -332,6 +332,14 @@ def test_what_no_rule_trains_is_told(net: nn.Module, name: str) -> None:
     assert f"`{name}`: read as a constant, and not trained" in told_of(net, examples(TOKENS, WIDTH), "LIP123")
 
 
+def test_a_weight_is_trained_through_its_spectral_norm() -> None:
+    """In evaluation mode the singular vectors stay, so that torch's gradients are those of W / uᵀWv."""
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, 5))
+    net, x = nn.Sequential(layer, nn.Tanh(), nn.Linear(5, 3)).eval(), examples(WIDTH)
+    held_to_torch(net, private(net, x).eval(), x)
+
+
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
 def test_a_state_that_a_recurrent_layer_begins_in_is_trained(kind: Any) -> None:
     net, x = Started(kind), examples(TOKENS, WIDTH)
