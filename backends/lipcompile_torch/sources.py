@@ -42,7 +42,7 @@ def images_in(
         OSError: a file cannot be read.
     """
     root, classes = Path(folder), class_names(folder)
-    if set(_folders(root)) == set(_PARTS):
+    if _is_parted(root):
         train, test = (_read(root / part, classes, colours, size)[:2] for part in _PARTS)
     else:
         x, y, held_out = _read(root, classes, colours, size)
@@ -55,10 +55,12 @@ def images_in(
 def class_names(folder: str | os.PathLike[str]) -> list[str]:
     """Return the names of the classes of a folder of images, see `images_in`, in the order of their numbers."""
     root = Path(folder)
-    inner = _folders(root)
-    return (
-        sorted({name for part in _PARTS for name in _folders(root / part)}) if set(inner) == set(_PARTS) else inner
-    )
+    homes = [root / part for part in _PARTS] if _is_parted(root) else [root]
+    return sorted({name for home in homes for name in _folders(home)})
+
+
+def _is_parted(root: Path) -> bool:
+    return _folders(root) == sorted(_PARTS)
 
 
 def _folders(root: Path) -> list[str]:

@@ -10,7 +10,7 @@ from lipcompile_privacy.accounting import Accountant
 from lipcompile_privacy.ledger import LedgerRecord
 
 from lipcompile.cli.shared.arguments import module_argument, output_option, path_option, weights_option
-from lipcompile.cli.shared.inputs import LEDGER, Trained, trained
+from lipcompile.cli.shared.inputs import LEDGER, Trained, with_weights
 from lipcompile.cli.shared.output import complain
 from lipcompile.core.backend import find
 from lipcompile.diagnostics import Diagnostic, input_error
@@ -59,9 +59,7 @@ def export(
     from lipcompile.exporting import export_onnx
 
     _check_output(output)
-    subject = trained(module, weights, find())
-    if subject.weights is None:
-        raise input_error("LIP513", "no weights were given", "use --weights run/checkpoint.pt, or a state dict")
+    subject = with_weights(module, weights, find())
     ledger = module / LEDGER if ledger is None and module.is_dir() else ledger
     record = None if ledger is None else _record(ledger, subject)
     try:

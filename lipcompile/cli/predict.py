@@ -14,7 +14,7 @@ import click
 from lipcompile_privacy.errors import DataError
 
 from lipcompile.cli.shared.arguments import PATH, file_option, weights_option
-from lipcompile.cli.shared.inputs import CLASSES, MODULE, expected, reading, trained
+from lipcompile.cli.shared.inputs import CLASSES, MODULE, expected, reading, with_weights
 from lipcompile.core.backend import find
 from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN
 from lipcompile.diagnostics import input_error
@@ -79,10 +79,8 @@ def _of_network(run: Path, data: Path, weights: Path | None) -> Iterator[Iterabl
     from lipcompile.exporting import document_in
 
     backend = find()
-    subject = trained(run, weights, backend)
-    if subject.weights is None:
-        raise input_error("LIP513", "no weights were given", "use --weights run/checkpoint.pt, or a state dict")
-    graph = graph_of(document_in(subject.module))
+    module = with_weights(run, weights, backend).module
+    graph = graph_of(document_in(module))
     assert graph.loss is not None
     if (kind := graph.loss.loss.target) in (CLASS_OF_TOKEN, CLASS_OF_PIXEL):
         message = f"the network says {kind}, which is no line of a table"
@@ -90,7 +88,7 @@ def _of_network(run: Path, data: Path, weights: Path | None) -> Iterator[Iterabl
     shape, _, tokens, parts = expected(graph)
     with reading(data):
         names, inputs = backend.data.load_inputs(data, shape, tokens, parts)
-    outputs = backend.robustness.outputs_of(subject.module, torch.from_numpy(inputs)).double()
+    outputs = backend.robustness.outputs_of(module, torch.from_numpy(inputs)).double()
     outputs = outputs.reshape(len(inputs), -1)
     header, rows = _read_out(graph.loss, outputs, _names(run, outputs.shape[1]))
     yield ["file" if data.suffix != ".npz" else "row", *header]

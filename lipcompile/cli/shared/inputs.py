@@ -16,17 +16,20 @@ from lipcompile.analysis.tokens import vocabulary
 from lipcompile.cli.shared.output import complain
 from lipcompile.core.backend import Backend, instantiate
 from lipcompile.core.graph import Graph
+from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.ops.loss.regression import REAL
+from lipcompile.ops.loss.rules import CLASS, SHARE, SHARES, SIGN
 
 # What the records of the losses call their targets, in the words of the backend.
 _TARGETS = {
-    "a class index": "class",
-    "a class index a token": "class",
-    "a class index a pixel": "pixel",
-    "-1 or 1": "sign",
-    "a number from 0 to 1": "probability",
-    "a number from 0 to 1 for each output": "probabilities",
-    "numbers of the shape of the output": "vector",
+    CLASS: "class",
+    CLASS_OF_TOKEN: "class",
+    CLASS_OF_PIXEL: "pixel",
+    SIGN: "sign",
+    SHARE: "probability",
+    SHARES: "probabilities",
+    REAL: "vector",
 }
 
 
@@ -82,7 +85,7 @@ def expected(graph: Graph) -> tuple[Any, ...]:
 
 def _classes(graph: Graph) -> int | None:
     assert graph.loss is not None
-    return graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
+    return graph.shape(graph.output)[0] if graph.loss.loss.target == CLASS else None
 
 
 def admissible(attack: Any, graph: Graph) -> Any:
@@ -128,6 +131,14 @@ def trained(path: Path, weights: Path | None, backend: Backend) -> Trained:
     weights = path / CHECKPOINT if weights is None and path.is_dir() else weights
     module = _instance(source, backend)
     return Trained(module, source, weights, None if weights is None else _loaded(module, weights, backend))
+
+
+def with_weights(path: Path, weights: Path | None, backend: Backend) -> Trained:
+    """Do what `trained` does; raises InputError (LIP513) if no weights were given either."""
+    found = trained(path, weights, backend)
+    if found.weights is None:
+        raise input_error("LIP513", "no weights were given", "use --weights run/checkpoint.pt, or a state dict")
+    return found
 
 
 def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:

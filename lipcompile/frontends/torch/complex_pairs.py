@@ -168,20 +168,20 @@ _COPIES = ("_conj", "adjoint", "conj", "mH", "view_as_real")
 def _misses(node: Node) -> bool:
     """Whether a node writes over a view that is a copy here, of what something else reads as well."""
     written: Any = node.args[0] if node.args and _schema(node) and _schema(node).is_mutable else None
-    while isinstance(written, Node) and _name(written) not in _COPIES and _is_view(written):
+    while isinstance(written, Node) and _name(written) not in _COPIES and is_view(written):
         written = next(iter(written.args), None)
     if not isinstance(written, Node) or _name(written) not in _COPIES:
         return False
     viewed: Any = next(iter(written.args), None)
-    return isinstance(viewed, Node) and (len(viewed.users) > 1 or viewed.op == "placeholder" or _is_view(viewed))
+    return isinstance(viewed, Node) and (len(viewed.users) > 1 or viewed.op == "placeholder" or is_view(viewed))
 
 
-def _schema(node: Node) -> Any:
-    return getattr(node.target, "_schema", None)
+def _schema(node: Any) -> Any:
+    return getattr(getattr(node, "target", None), "_schema", None)
 
 
-def _is_view(node: Node) -> bool:
-    """Whether a node puts out a view of its first operand."""
+def is_view(node: Any) -> bool:
+    """Whether a traced operation puts out its first operand, or a view of it."""
     returns: Any = getattr(_schema(node), "returns", ())
     return bool(returns) and returns[0].alias_info is not None
 

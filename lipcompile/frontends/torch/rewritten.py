@@ -16,6 +16,8 @@ from torch.nn import Module, functional
 from torch.nn.functional import embedding, leaky_relu, scaled_dot_product_attention, unfold
 from torch.nn.modules import transformer
 
+from lipcompile.ops.counting import Window
+
 
 @contextmanager
 def rewritten() -> Iterator[None]:
@@ -98,14 +100,12 @@ def _conv2d(given: Mapping[str, Any]) -> Tensor | None:
 
 def _sizes(sizes: Any, kernel: Any, of: Mapping[str, Any]) -> list[int]:
     """Return the sizes of the output of a convolution."""
-    given = [
+    stride, padding, dilation = (
         (value, value) if isinstance(value := of[name], int) else value
         for name in ("stride", "padding", "dilation")
-    ]
-    return [
-        (size + 2 * around - between * (width - 1) - 1) // step + 1
-        for size, width, step, around, between in zip(sizes, kernel, *given, strict=True)
-    ]
+    )
+    axes = zip(sizes, kernel, stride, dilation, zip(padding, padding, strict=True), strict=True)
+    return [Window(*axis).outputs for axis in axes]
 
 
 def _einsum(given: Mapping[str, Any]) -> Tensor | None:

@@ -25,7 +25,7 @@ from lipcompile.diagnostics import InputError, Location, input_error
 from lipcompile.frontends.onnx.node import traced_line
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.branches import Branches, differing
-from lipcompile.frontends.torch.complex_pairs import holds_complex, in_pairs
+from lipcompile.frontends.torch.complex_pairs import holds_complex, in_pairs, is_view
 from lipcompile.frontends.torch.experts import with_all_experts
 from lipcompile.frontends.torch.find import place_of, summary
 from lipcompile.frontends.torch.lengths import padded_to_lengths
@@ -115,17 +115,11 @@ def written_buffers(program: ExportedProgram) -> list[str]:
         written: Any = next(iter(node.args), None)
         if schema is None or not schema.is_mutable:
             continue
-        while _aliases(written):
+        while is_view(written):
             written = written.args[0]
         if getattr(written, "name", None) in buffers:
             found[buffers[written.name]] = None
     return list(found)
-
-
-def _aliases(node: Any) -> bool:
-    """Whether a traced operation returns its first argument, or a view of it."""
-    returns: Any = getattr(getattr(getattr(node, "target", None), "_schema", None), "returns", ())
-    return bool(returns) and returns[0].alias_info is not None
 
 
 def retraced(module: Module, examples: Sequence[Example]) -> ExportedProgram:
