@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
@@ -39,9 +40,9 @@ def load(model: str, options: ModelOptions) -> Loaded:
     """Read a model; `FILE.lip::name` picks one of several. Raises InputError if it is not a model at all."""
     load_plugins()
     with options.limits.in_force():
-        path = Path(model.partition("::")[0])
-        if path.suffix not in (".lip", ".onnx"):
+        if not _is_file(model):
             return _load_module(model, options)
+        path = Path(model.partition("::")[0])
         if not _exists(path):
             raise input_error("LIP001", f"there is no file `{path}`", "check the path")
         if path.suffix == ".onnx":
@@ -60,6 +61,21 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except ValueError:  # a null byte
         return False
+
+
+def for_training(model: str, options: ModelOptions) -> ModelOptions:
+    """Return the options of a model that is to be trained: a torch module says nothing of its inputs.
+
+    Without a norm of them no theorem gives a number, so bounds are `auto` unless an option asks for a theorem.
+    """
+    asked = (options.bounds, options.input_norm, options.constraint, options.bias_bound)
+    if _is_file(model) or any(option is not None for option in asked):
+        return options
+    return replace(options, bounds="auto")
+
+
+def _is_file(model: str) -> bool:
+    return Path(model.partition("::")[0]).suffix in (".lip", ".onnx")
 
 
 def _load_module(model: str, options: ModelOptions) -> Loaded:

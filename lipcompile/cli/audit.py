@@ -89,7 +89,7 @@ def audit(
     from lipcompile import pipeline
 
     _check_options(privacy, {"restarts": restarts, **given})
-    derivation = pipeline.check(model, options)
+    derivation = pipeline.check(model, pipeline.for_training(model, options))
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1

@@ -54,6 +54,7 @@ def compile_(
 
     emitter = find(backend)
     refuse_source(model, output)
+    options = pipeline.for_training(model, options)
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
     if backend == "torch" and find_spec("torch") is not None:  # without which programs are emitted, too

@@ -206,6 +206,7 @@ def _train_network(model: str, options: ModelOptions, data: Path, output: Path, 
     refuse_unresumed(output, resume=given["resume"])
     if not has_plan(model):
         demand(given, ("epsilon", "delta"))
+    options = pipeline.for_training(model, options)
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
     plan = planned(loaded)

@@ -28,8 +28,9 @@ _OPTIONS = (
     click.option(
         "--bounds",
         type=click.Choice(["theorem", "clip", "auto"]),
-        help="Source of gradient bounds: theorem (the default), a clip in the backward pass, or auto: theorems if "
-        "they are tight, and otherwise a clip.",
+        help="Source of gradient bounds: theorem, a clip in the backward pass, or auto: theorems if they are "
+        "tight, and otherwise a clip. The default is theorem; that of compile, train and audit for a torch module "
+        "without --input-norm is auto.",
     ),
     click.option(
         "--clip-groups",

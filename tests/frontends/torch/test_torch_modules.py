@@ -197,6 +197,16 @@ def test_a_process_that_reads_a_module_is_quiet(user: Any) -> None:
     assert "class Make" in Path("out.py").read_text()
 
 
+def test_a_module_without_a_norm_is_clipped_where_it_is_trained(user: Any, capsys: Capture) -> None:
+    """By theorem it would need the norm of inputs; `check` shows the formulas of one."""
+    command = f"compile {user('')}:Net --input-shape 3,8,8 --loss cross_entropy --no-verify-import -o out.py"
+    assert __main__.run(command.split()) == 0
+    assert "gradient of one example at most 1.0000000" in capsys.readouterr().err
+    for theorem in ("--bounds theorem", "--constraint spectral:1", "--bias-bound 1"):
+        assert __main__.run([*command.split(), *theorem.split()]) == 2
+        assert "LIP014" in capsys.readouterr().err
+
+
 # Shapes
 
 
