@@ -122,7 +122,8 @@ def _input(graph: Graph) -> Iterator[Diagnostic]:
     norm, location = graph.input.norm, graph.input.location
     if norm is None and not graph.input.tokens and proves(graph):
         message = "no input norm is declared: bounds stay symbolic in X_0"
-        yield Diagnostic("LIP201", message, "declare one: --input-norm 1.0", Severity.NOTE, location=location)
+        help_line = "declare one: --input-norm 1.0; or clip gradients, which needs none: --bounds auto"
+        yield Diagnostic("LIP201", message, help_line, Severity.NOTE, location=location)
 
 
 def _parameters(graph: Graph) -> Iterator[Diagnostic]:
