@@ -82,7 +82,7 @@ def test_images_get_the_names_of_the_folders_that_were_trained_on(capsys: Captur
     Path("m.lip").write_text(
         "model m { input x: tensor[1, 8, 8], norm <= 8\n flatten dense(2) loss cross_entropy }\n"
     )
-    assert run("train m.lip --data photos --epsilon 20 --delta 1e-2 --epochs 5 --output run --bounds clip") == 0
+    assert run("train m.lip --data photos --epsilon 20 --delta 1e-2 --epochs 5 -o run --bounds clip") == 0
     assert json.loads(Path("run/classes.json").read_text()) == ["day", "night"]
     Path("photos/night/5.png").rename("new.png")
     capsys.readouterr()
@@ -90,7 +90,7 @@ def test_images_get_the_names_of_the_folders_that_were_trained_on(capsys: Captur
     header, line = csv.reader(capsys.readouterr().out.splitlines())
     assert header == ["file", "prediction", "probability of day", "probability of night"]
     assert line[:2] == ["new.png", "night"]
-    assert run("predict run photos --output found.csv") == 0
+    assert run("predict run photos -o found.csv") == 0
     assert len(Path("found.csv").read_text().splitlines()) == 1 + 119
 
 

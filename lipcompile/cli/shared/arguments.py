@@ -70,7 +70,11 @@ PATH = click.Path(path_type=Path)
 
 def path_option(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
     """Give a command the keyword that `name` is: a file or a folder, None by default."""
-    return click.option(name, type=PATH, metavar=metavar, help=text)
+    return click.option(*_flags(name), type=PATH, metavar=metavar, help=text)
+
+
+def _flags(name: str) -> tuple[str, ...]:
+    return ("-o", name) if name == "--output" else (name,)
 
 
 # What commands take that need a trained module.
@@ -101,15 +105,15 @@ def model_options(*, required: bool = True, several: bool = False) -> Callable[[
     return decorate
 
 
-def file_option(*names: str, metavar: str, text: str, required: bool = False) -> Callable[[Command], Command]:
-    """Give a command the keyword that the last of `names` is: a file, whose suffixes `metavar` shows."""
+def file_option(name: str, *, metavar: str, text: str, required: bool = False) -> Callable[[Command], Command]:
+    """Give a command the keyword that `name` is: a file, whose suffixes `metavar` shows."""
     path = click.Path(dir_okay=False, path_type=Path)
-    return click.option(*names, type=path, required=required, metavar=metavar, help=text)
+    return click.option(*_flags(name), type=path, required=required, metavar=metavar, help=text)
 
 
 def output_option(metavar: str, text: str, *, required: bool = True) -> Callable[[Command], Command]:
     """Give a command the keyword `output`: the file to write."""
-    return file_option("-o", "--output", metavar=metavar, text=text, required=required)
+    return file_option("--output", metavar=metavar, text=text, required=required)
 
 
 vacuous_option = click.option(
