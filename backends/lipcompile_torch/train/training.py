@@ -116,12 +116,15 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True)
 class EpochSummary:
-    """The state after an epoch. Accuracy is that on the held-out test part; nothing is said of training data."""
+    """The state after an epoch. Accuracy, or the mean loss if targets are no classes, is that on the held-out test
+    part; nothing is said of training data.
+    """
 
     epoch: int
     steps: int
     epsilon: float
     test_accuracy: float
+    test_loss: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,8 @@ class TrainResult:
     """The result of a training: the guarantee according to the ledger, and accuracy on the held-out test part.
 
     Args:
+        test_accuracy: NaN if targets are no classes.
+        test_loss: the mean loss of the test part, if targets are no classes; else NaN.
         private: False if a seed was fixed at any time in this ledger.
     """
 
@@ -137,6 +142,7 @@ class TrainResult:
     steps: int
     noise_multiplier: float
     test_accuracy: float
+    test_loss: float
     private: bool
     checkpoint: Path
     ledger: Path
@@ -220,7 +226,7 @@ class _Training:
             self.engine.close()
             raise
         self.test = (x_test, torch.from_numpy(data.y_test))
-        self.accuracy = math.nan
+        self.scores: tuple[float, float] | None = None
 
     def _saved(self) -> Checkpoint | None:
         """Return the checkpoint to resume from, None to begin; refuse to begin over an older run's ledger.
@@ -353,10 +359,10 @@ class _Training:
 
     def _end_epoch(self) -> None:
         self._save()
-        self.accuracy = evaluate(self.module, *self.test)
+        self.scores = _scores(self.module, *self.test)
         steps = self.ledger.record.total_steps
         spent = self.engine.get_epsilon(self.config.delta)
-        self.report.epoch_ended(EpochSummary(steps // self.plan.steps_per_epoch, steps, spent, self.accuracy))
+        self.report.epoch_ended(EpochSummary(steps // self.plan.steps_per_epoch, steps, spent, *self.scores))
 
     def _save(self) -> None:
         """Write the checkpoint; once no steps are left, of averaged weights."""
@@ -370,17 +376,38 @@ class _Training:
 
     def result(self, seconds: float) -> TrainResult:
         record = self.ledger.record
+        accuracy, loss = self.scores or _scores(self.module, *self.test)
         return TrainResult(
             epsilon=self.engine.get_epsilon(self.config.delta),
             delta=self.config.delta,
             steps=record.total_steps,
             noise_multiplier=self.plan.noise_multiplier,
-            test_accuracy=evaluate(self.module, *self.test) if math.isnan(self.accuracy) else self.accuracy,
+            test_accuracy=accuracy,
+            test_loss=loss,
             private=not record.seeded,
             checkpoint=self.checkpoint_path,
             ledger=self.ledger_path,
             seconds=seconds,
         )
+
+
+def _scores(module: LipschitzModule, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Return the accuracy on examples, and NaN; or NaN and their mean loss."""
+    accuracy = evaluate(module, x, y)
+    return accuracy, mean_loss(module, x, y) if math.isnan(accuracy) else math.nan
+
+
+@torch.no_grad()
+def mean_loss(module: LipschitzModule, x: Tensor, y: Tensor) -> float:
+    """Return the mean loss of examples [M, …] with targets [M, …]: exact, as that of `evaluate`."""
+    device, was_training = next(module.parameters()).device, module.training
+    module.eval()
+    pieces = zip(torch.split(x, _EVALUATION_BATCH), torch.split(y, _EVALUATION_BATCH), strict=True)
+    total = sum(
+        float(module.per_example_loss(module(some.to(device)), wanted.to(device)).sum()) for some, wanted in pieces
+    )
+    module.train(was_training)
+    return total / len(x)
 
 
 @torch.no_grad()

@@ -83,9 +83,9 @@ class Watch(_Bar):
         self._bar.update(self._task, completed=steps)
 
     def epoch_ended(self, summary: Any) -> None:
-        """An epoch ended: the summary has epoch, epsilon and test_accuracy."""
+        """An epoch ended: the summary has epoch, epsilon, test_accuracy and test_loss."""
         spent = f"ε = {upward(summary.epsilon, 3)}"
-        state = f"epoch {summary.epoch}/{self._epochs}  {spent}  {accuracy(summary.test_accuracy)}"
+        state = f"epoch {summary.epoch}/{self._epochs}  {spent}  {scored(summary)}"
         self._bar.update(self._task, state=state)
         if self._bar.disable:
             print(state, file=sys.stderr, flush=True)
@@ -115,5 +115,11 @@ class CountWatch(_Bar):
 
 
 def accuracy(share: float) -> str:
-    """Return a test accuracy as text; NaN, of targets that are no classes, is `none`."""
-    return "no test accuracy" if math.isnan(share) else f"test accuracy {100 * share:.1f} %"
+    """Return a test accuracy as text."""
+    return f"test accuracy {100 * share:.1f} %"
+
+
+def scored(result: Any) -> str:
+    """Return the test accuracy of a training or an epoch as text, or its test loss if targets are no classes."""
+    known = not math.isnan(result.test_accuracy)
+    return accuracy(result.test_accuracy) if known else f"test loss {result.test_loss:.4g}"

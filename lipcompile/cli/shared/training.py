@@ -28,7 +28,7 @@ from lipcompile_privacy.errors import (
 
 from lipcompile.cli.shared.inputs import CHECKPOINT, CLASSES, LEDGER, MODULE, arrays_of
 from lipcompile.cli.shared.output import complain, write_text
-from lipcompile.cli.shared.progress import Watch, accuracy
+from lipcompile.cli.shared.progress import Watch, scored
 from lipcompile.core.backend import Backend, instantiate
 from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
 from lipcompile.numbers.rounding import upward
@@ -140,7 +140,7 @@ def print_result(result: Any, run: TrainingRun) -> None:
     """Write what came out to stdout."""
     promise = "" if result.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
     lines = (
-        f"{accuracy(result.test_accuracy)} after {result.steps} steps, {result.seconds:.0f} s",
+        f"{scored(result)} after {result.steps} steps, {result.seconds:.0f} s",
         f"ε = {upward(result.epsilon, 4)} at δ = {result.delta:g}, {run.settings['neighbours']}{promise}",
         f"noise multiplier {result.noise_multiplier:.5g}",
         f"module      {run.output / MODULE}",

@@ -19,6 +19,7 @@ import torch
 from lipcompile_privacy.accounting import BudgetError, Mechanism, RandomAllocation, WithoutReplacement
 from lipcompile_privacy.planning import Plan, ShortenedWarning
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.train import training
 from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint
 from lipcompile_torch.train.data import Arrays
 from lipcompile_torch.train.engine import SeededWarning
@@ -86,6 +87,7 @@ def test_training_spends_the_budget_and_learns(tmp_path: Path, changes: Any) -> 
     assert spent[-1] == result.epsilon == record.epsilon(1e-5, "rdp")
     assert record.delta == 1e-5
     assert result.test_accuracy == seen.epochs[-1].test_accuracy > 0.6
+    assert math.isnan(result.test_loss)
     assert result.private
 
 
@@ -415,6 +417,22 @@ def test_evaluation_is_plain_accuracy_and_leaves_no_trace() -> None:
     assert module.training
     assert module.gate.examples == 0
     assert math.isnan(evaluate(module, x, y.float()))
+
+
+def test_numbers_have_a_test_loss_in_place_of_an_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is the mean error, of constant 1/√3: with weights of zero the mean of |y|, in pieces too."""
+    monkeypatch.setattr(Net, "per_example_loss", lambda _, output, target: (output - target).abs().mean(1))
+    monkeypatch.setattr(training, "_EVALUATION_BATCH", 7)
+    x, y = torch.randn(30, 4), torch.randn(30, 3)
+    zero = Net()
+    torch.nn.utils.vector_to_parameters(0 * weights(zero), zero.parameters())
+    assert training.mean_loss(zero, x, y) == pytest.approx(float(y.abs().mean()))
+    assert zero.training
+    seen, data, net = Recorder(), Arrays(x.numpy(), y.numpy(), x.numpy(), y.numpy()), Net()
+    result = train(net, data, config(tmp_path, epochs=2, batch_size=10), seen)
+    assert result.test_loss == seen.epochs[-1].test_loss != seen.epochs[0].test_loss
+    assert result.test_loss == pytest.approx(float((net(x) - y).detach().abs().mean()))
+    assert math.isnan(result.test_accuracy)
 
 
 class Fixed(torch.nn.Module):
