@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lipcompile.cli.shared.arguments import PATH, format_option, path_option
+from lipcompile.cli.shared.inputs import MODULE
 from lipcompile.cli.shared.output import complain, print_json
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.numbers.rounding import finite, upward
@@ -45,15 +46,16 @@ def verify(certificate: Path, module: Path | None, model: Path | None, form: str
     """Derive every bound of CERTIFICATE anew, from its graph alone, and compare.
 
     CERTIFICATE is a file of `check --certificate`, or one that carries a certificate: an emitted module, which is
-    read and not run, or an .onnx file. Such a file is checked to be the model of its certificate, too. The exit
-    code is 0 if all holds, 1 if a step fails, 2 if there is no certificate.
+    read and not run, the folder of `train` with one, or an .onnx file. Such a file is checked to be the model of
+    its certificate, too. The exit code is 0 if all holds, 1 if a step fails, 2 if there is no certificate.
 
     \b
     Examples:
       lipcompile verify model.json
       lipcompile verify model.json --module model.py
-      lipcompile verify model.py
+      lipcompile verify run
     """
+    certificate = certificate / MODULE if certificate.is_dir() else certificate
     own = certificate if certificate.suffix in (".py", ".onnx") else None
     found = examine(certificate, [path for path in (own, module, model) if path is not None])
     complain(diagnostics(found))
