@@ -101,9 +101,9 @@ def _targets(batch: Any, schema: Schema, place: str) -> Targets | None:
     if schema.target is None or schema.target not in batch.schema.names:
         return None
     check_names([schema.target], batch.schema.names, place)
-    classes = schema.task == "classification"
+    classes, column = schema.task == "classification", batch.column(schema.target)
     try:
-        return (texts if classes else numbers)(batch.column(schema.target))
+        return texts(column) if classes else numbers(column, decimal=schema.target_decimal)
     except UnfitError:
         raise _unfit(schema.target, _HOLDS[Category if classes else Number], place) from None
 

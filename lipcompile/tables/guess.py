@@ -58,10 +58,13 @@ def guess(source: Any, target: str | None = None, *, public: bool = False, token
     kinds = _kinds(source)
     wanted = [] if target is None else [target]
     check_names(wanted, list(kinds), called(source))
-    spoken = [name for name, kind in kinds.items() if kind is Category and name != target]
-    written: dict[str, Number | Date] = {**_written(source, spoken)}
-    written |= _dated(source, [name for name in spoken if name not in written])
-    texts_alone = [name for name in spoken if name not in written]
+    spoken = [name for name, kind in kinds.items() if kind is Category]
+    numerals = _written(source, spoken)
+    if target in numerals and numerals[target].coerce:  # words among numbers are classes
+        del numerals[target]
+    written: dict[str, Number | Date] = {**numerals}
+    written |= _dated(source, [name for name in spoken if name not in (*written, target)])
+    texts_alone = [name for name in spoken if name not in (*written, target)]
     free = _free_texts(source, texts_alone)
     kinds |= dict.fromkeys([*free, *_constant(source, texts_alone)], Ignore)
     kinds |= {name: type(column) for name, column in written.items()}
@@ -73,7 +76,10 @@ def guess(source: Any, target: str | None = None, *, public: bool = False, token
         for name in kinds
         if name != target
     )
-    return Schema(columns) if target is None else _with_target(columns, target, kinds, facts[target], public)
+    if target is None:
+        return Schema(columns)
+    found = _with_target(columns, target, kinds, facts[target], public)
+    return replace(found, target_decimal=numerals[target].decimal) if target in numerals else found
 
 
 def _kinds(source: Any) -> dict[str, Kind]:

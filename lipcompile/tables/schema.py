@@ -149,6 +149,7 @@ class Schema:
         task: classification, or regression of a number.
         classes: the public classes, as text; None: they are read from the rows, which no budget covers.
         target_range: the public range of a number to be learned; None: it is estimated privately.
+        target_decimal: the mark before the decimals of such a number where it is a text, as of `Number`.
 
     Raises:
         InputError: LIP412, if it says something twice, or what cannot be.
@@ -159,6 +160,7 @@ class Schema:
     task: Task = "classification"
     classes: tuple[str, ...] | None = None
     target_range: Range | None = None
+    target_decimal: Mark = "."
 
     def __post_init__(self) -> None:
         _check_distinct("columns", [column.name for column in self.columns], 0, "names")

@@ -36,7 +36,7 @@ KINDS: Mapping[str, type[Column]] = {
     "text": Text,
     "ignore": Ignore,
 }
-_KEYS = ("target", "task", "classes", "target_range", "columns")
+_KEYS = ("target", "task", "classes", "target_range", "target_decimal", "columns")
 
 
 def load(path: Path) -> Schema:
@@ -109,6 +109,7 @@ def schema_of(document: Mapping[str, Any]) -> Schema:
         task,
         _texts("classes", document["classes"]) if "classes" in document else None,
         None if ends is None else _ends(ends),
+        _field("target_decimal", "decimal", document.get("target_decimal", "."), Number),
     )
 
 
@@ -243,6 +244,7 @@ def _target(schema: Schema) -> list[str]:
     lines = [f"target = {_value(schema.target)}", f"task = {_value(schema.task)}"]
     if schema.task == "regression":
         lines += [f"target_range = {_value(schema.target_range)}"] if schema.target_range else [_NO_RANGE]
+        lines += [f"target_decimal = {_value(schema.target_decimal)}"] if schema.target_decimal != "." else []
     else:
         lines += [f"classes = {_value(schema.classes)}"] if schema.classes else [_NO_CLASSES]
     return [*lines, ""]

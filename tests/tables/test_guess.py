@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from lipcompile.diagnostics import InputError
 from lipcompile.tables.encode import open_ranges
 from lipcompile.tables.guess import MOST_CLASSES, MOST_NAMES, guess
 from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema
+from lipcompile.tables.schema_file import schema_of, text
+from lipcompile.tables.stream import encoded
 
 CSV = """\
 age,zip,member,bit,joined,flat,empty,job,y
@@ -178,6 +181,23 @@ def test_a_target_is_of_classes_or_a_number(values: list[Any], expected: Schema)
     assert private.task == expected.task
     assert private.classes is None
     assert private.target_range is None
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_a_target_may_have_decimal_commas(public: bool) -> None:
+    """Its mark stays in the schema, with which the numbers are read; words beside numbers are classes."""
+    values = ["1.234,5", "86,67", "5"]
+    found = guess({"y": values}, "y", public=public)
+    ends = (5.0, 1234.5) if public else None
+    assert found == Schema((), "y", "regression", target_range=ends, target_decimal=",")
+    written = text(replace(found, columns=(Number("a"),)), "t.csv", [])
+    assert schema_of(tomllib.loads(written)).target_decimal == ","
+    y = encoded({"y": values}, found).y
+    assert y is not None
+    assert y.tolist() == [1234.5, 86.67, 5.0]
+    few = [*(f"{n},5" for n in range(99)), "none"]
+    assert guess({"y": few}, "y", public=public).task == "classification"
+    assert guess({"y": ["0,0", "1,0"]}, "y", public=public).task == "classification"
 
 
 def test_many_public_names_are_hashed() -> None:
