@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lipcompile.cli.shared.table_report import Course, page_of
+from lipcompile.cli.shared.table_report import Course, page_of, without_model
 from lipcompile.learn.features import Features
 from lipcompile.learn.table_model import fit_table
 from lipcompile.tables.schema import Number, Schema
@@ -40,3 +41,13 @@ def test_each_point_of_the_course_has_the_score_of_its_weights(monkeypatch: pyte
     assert shares == pytest.approx([float((data.y == "old").mean()), 1 - right, right])
     assert [spent for spent, _ in page.course] == sorted(spent for spent, _ in page.course)
     assert page.score == f"{100 * right:.1f} %"
+
+
+def test_what_one_answer_to_all_rows_has_stands_beside_the_score() -> None:
+    """Three of four rows have class a. The median of 1, 2, 3, 100 is 2.5, with errors 1.5, 0.5, 0.5 and 97.5."""
+    model: Any = SimpleNamespace(schema=Schema((), "y", classes=("a", "b")))
+    told = without_model(model, np.zeros((4, 1)), np.array(["a", "b", "a", "a"], object))
+    assert told == "75.0 % by the most frequent class alone"
+    model = SimpleNamespace(schema=Schema((), "y", "regression"), predicted=lambda outputs: outputs[:, 0])
+    told = without_model(model, np.array([[1.0], [2.25], [3.25], [0.0]]), np.array([1.0, 2.0, 3.0, 100.0]))
+    assert told == "median error 0.25, and 1 by the median alone"

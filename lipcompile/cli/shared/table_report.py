@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ def page_of(
         tested=len(test.x),
         measure="Test accuracy" if classes else "Test R²",
         score=f"{100 * score:.1f} %" if classes else f"{score:.3f}",
+        without_model=without_model(model, outputs, test.y),
         epsilon=fitted.epsilon,
         delta=fitted.budget.delta,
         private=fitted.private,
@@ -75,6 +77,17 @@ def page_of(
         confusion=_confusion(model, test, shares),
         calibration=_calibration(model, test, shares),
     )
+
+
+def without_model(model: TableModel, outputs: Array, y: NDArray[Any]) -> str:
+    """Return what one answer to all rows to test on, targets y [N], has: its accuracy, or its median error beside
+    that of the model, which a few large targets do not decide as they do R².
+    """
+    if model.schema.classes is not None:
+        most = max(Counter(y).values())
+        return f"{100 * most / len(y):.1f} % by the most frequent class alone"
+    own, one = (np.median(np.abs(y - found)) for found in (model.predicted(outputs), np.median(y)))
+    return f"median error {own:.3g}, and {one:.3g} by the median alone"
 
 
 def _course(model: TableModel, test: Encoded, course: Course) -> list[tuple[float, float]]:

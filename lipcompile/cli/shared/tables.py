@@ -29,6 +29,7 @@ SCHEMA = "schema.toml"
 MODEL = "model.npz"
 PAGE = "report.html"
 _ENDING = ".schema.toml"
+_TARGET_LINE = ', `target = "…"` above [columns], and remove the line of that column'
 # Options of `train` that a table takes beside those of `TableRun`.
 _TAKEN = ("epsilon", "delta", "seed", "search")
 
@@ -73,13 +74,13 @@ class Parts:
     unpaid: Sequence[str] = ()
 
 
-def fit(parts: Parts, output: Path | None, **options: Any) -> tuple[float, Fitted, dict[str, Path]]:
+def fit(parts: Parts, output: Path | None, **options: Any) -> tuple[str, Fitted, dict[str, Path]]:
     """Train privately and test, with these options of `fit_table`; write to a folder, if there is one.
 
-    Returns the score on the rows to test on (the share that is right, or R²), what was fitted, and the files that
-    were written, by what they are. Raises InputError (LIP401, LIP403).
+    Returns what is told of the rows to test on (the share that is right, or R², and what no model has there), what
+    was fitted, and the files that were written, by what they are. Raises InputError (LIP401, LIP403).
     """
-    from lipcompile.cli.shared.table_report import Course, page_of
+    from lipcompile.cli.shared.table_report import Course, page_of, without_model
     from lipcompile.learn.table_model import fit_table
     from lipcompile.reports.html.table_page import render_table
 
@@ -103,12 +104,13 @@ def fit(parts: Parts, output: Path | None, **options: Any) -> tuple[float, Fitte
     assert parts.test.y is not None
     files, outputs = {}, model.fitted.outputs(parts.test.x)
     score = model.score(outputs, parts.test.y)
+    told = accuracy(score) if parts.schema.task == "classification" else f"test R² {score:.3f}"
     if output is not None:
         model.save(output / MODEL)
         page = page_of(model, parts.test, outputs, course, parts.source, len(parts.train.x), parts.unpaid)
         write_text(output / PAGE, render_table(page))
         files = {"model": output / MODEL, "ledger": output / LEDGER, "page": output / PAGE}
-    return score, model.fitted, files
+    return f"{told} ({without_model(model, outputs, parts.test.y)})", model.fitted, files
 
 
 def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
@@ -127,12 +129,11 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
             err=True,
         )
     warn_of_delta(options["delta"] or 0.0, len(parts.train.x))
-    score, fitted, files = fit(replace(parts, source=run.data.name, unpaid=origins), run.output, **options)
+    told, fitted, files = fit(replace(parts, source=run.data.name, unpaid=origins), run.output, **options)
     if run.output is not None:
         files["schema"] = _kept(parts.schema, origins, run.data.name, run.output)
-    told = accuracy(score) if parts.schema.task == "classification" else f"test R² {score:.3f}"
     promise = "" if fitted.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
-    click.echo(f"{told} on the held-out rows; this figure is exact, so it is not private")
+    click.echo(f"{told} on the held-out rows; these figures are exact, so they are not private")
     click.echo(f"ε = {upward(fitted.epsilon, 4)} at δ = {fitted.budget.delta:g}{promise}")
     if fitted.searched is not None:
         click.echo(f"the search kept: {fitted.searched}")
@@ -189,8 +190,9 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
     click.echo(f"schema {path}", err=True)
     found = load(path)
     if run.target not in (None, found.target):
-        help_line = "leave out --target, or write it into the schema"
-        raise input_error("LIP412", f"`{path}` has another target than `{run.target}`", help_line)
+        other = "another target than" if found.target else "no target"
+        help_line = "write it into the schema" + (", or leave out --target" if found.target else _TARGET_LINE)
+        raise input_error("LIP412", f"`{path}` has {other} `{run.target}`", help_line)
     return found, []
 
 

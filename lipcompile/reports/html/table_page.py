@@ -31,6 +31,7 @@ class TablePage:
         rows, columns, tested: numbers of rows to train on, of encoded columns, and of rows to test on.
         kept, products: numbers of those columns and of products of two that the model reads.
         measure, score: what was measured on the rows to test on, and how much it is.
+        without_model: what one answer to all of these rows has.
         epsilon, delta: what was spent.
         private: False if a seed was fixed.
         charges: lines of the ledger: purpose, steps, sampling_rate, noise_multiplier, and the share of the budget,
@@ -51,6 +52,7 @@ class TablePage:
     tested: int
     measure: str
     score: str
+    without_model: str
     epsilon: float
     delta: float
     private: bool
