@@ -217,7 +217,7 @@ def _layers(analysis: Analysis, first: Mapping[str, str], limit: int) -> Rows[La
 
 def _parameters(analysis: Analysis, first: Mapping[str, str], limit: int) -> Rows[ParameterRow]:
     """Take copies together; of what is still too much keep those with the largest shares."""
-    share, groups = shares(analysis.parameters), _alike(analysis.graph, first)
+    share, groups = shares(analysis), _alike(analysis.graph, first)
     rows = [_parameter(analysis, copies, layer, share) for (layer, *_), copies in groups.items()]
     largest = sorted(rows, key=lambda row: -(row.share or 0.0))[:limit]
     kept = {row.parameter.name for row in largest}
@@ -248,26 +248,24 @@ def _clip(graph: Graph, name: str) -> str:
 def _parameter(analysis: Analysis, copies: Sequence[str], layer: str, share: Mapping[str, float]) -> ParameterRow:
     bounds = [analysis.parameters[name] for name in copies if name in analysis.parameters]
     parts = [share[name] for name in copies if name in share]
-    clip = _clip(analysis.graph, copies[0])
     return ParameterRow(
         analysis.graph.parameters[copies[0]],
         layer,
         bound=together(bounds) if bounds else None,
-        share=math.fsum(parts) if parts and not clip else None,
+        share=math.fsum(parts) if parts else None,
         copies=len(copies),
-        clip=clip,
+        clip=_clip(analysis.graph, copies[0]),
     )
 
 
-def shares(bounds: Mapping[str, Bound]) -> dict[str, float]:
-    """Return K²/ΣK² where all K are known; scaled by the largest, so that no square overflows."""
-    values = {name: bound.value for name, bound in bounds.items() if bound.value is not None}
-    largest = max(values.values(), default=0.0)
-    if len(values) < len(bounds) or largest == 0:
-        return {}
-    squares = {name: (value / largest) ** 2 for name, value in values.items()}
-    total = math.fsum(squares.values())
-    return {name: square / total for name, square in squares.items()}
+def shares(analysis: Analysis) -> dict[str, float]:
+    """Return K²/ΣK² where all K are known, of parameters that no clip bounds together with others."""
+    total = analysis.total.value
+    return {
+        name: (bound.value / total) ** 2
+        for name, bound in analysis.parameters.items()
+        if total and bound.value is not None and analysis.graph.clip_of(name) is None
+    }
 
 
 def _symbols(

@@ -56,7 +56,10 @@ def _made(made: Fix) -> Iterator[str]:
 
 def _left(left: Fix, fixed: Fixed) -> Iterator[str]:
     if left.places:
-        effect = f"would change the bound from {_shown(fixed.total)} to {_shown(left.after)}"
+        before, after = _shown(fixed.total), _shown(left.after)
+        effect = (
+            f"would change the bound from {before} to {after}" if after != before else "would not change the bound"
+        )
         yield f"not changed: {left.kind.title} ({len(left.places)}); --also {left.kind.name} {effect}"
     yield from _reasons(left.not_made)
 

@@ -171,7 +171,7 @@ def _both(row: Row, known: Mapping[str, LayerBounds]) -> str:
 
 def _bars(axes: Axes, found: Layout, analysis: Analysis, width: float, y: Any, size: float) -> None:
     """Draw the bounds of the parameters of each row, and a bar for their share of the squared bound."""
-    share = shares(analysis.parameters)
+    share = shares(analysis)
     start = min(width - _BAR - 0.9, _BARS)
     for row, one in enumerate(found.rows):
         names = list(dict.fromkeys(name for part in one.parts for name in part.parameters))

@@ -33,7 +33,7 @@ class Mark:
 
 def marks(document: Document, analysis: Analysis, rows: tuple[Row, ...]) -> Iterator[Mark]:
     """Yield the marks of rows and, behind them, that of the loss."""
-    parameters = shares(analysis.parameters)
+    parameters = shares(analysis)
     share = [_share(row, parameters) for row in rows]
     largest = max((part for part in share if part is not None), default=0.0) or 1.0
     bounds = {found.name: found.lipschitz for found in analysis.layers}
