@@ -66,16 +66,14 @@ def _with_source(graph: Graph, source: Source, clipping: Clipping) -> tuple[Grap
         return graph, ()
     if source == "clip":
         return clipped(graph, clipping)
-    reason = _against_theorems(graph)
-    if reason is None:
+    against = _against_theorems(graph)
+    if against is None:
         known = graph.loss is not None and not open_numbers(graph)
         tight = f"bounds by theorem: the bound of the whole gradient is at most {LARGEST_THEOREM}·L·max(1, X_0)"
         message = tight if known else "bounds by theorem: the comparison with clipping needs a loss and all counts"
         return graph, (_chosen(message, "use --bounds clip to clip instead"),)
-    open_input = graph.input.norm is None and not graph.input.tokens
-    declared = "declare an input norm, and " if open_input else ""
     graph, notes = clipped(graph, clipping)
-    help_line = f"{declared}use --bounds theorem to prove bounds instead"
+    reason, help_line = against
     return graph, (*notes, _chosen(f"bounds by clip: {reason}", help_line))
 
 
@@ -115,23 +113,25 @@ def _unclipped(graph: Graph) -> tuple[str, ...]:
     return tuple(name for name, p in graph.proved().parameters.items() if p.trainable)
 
 
-def _against_theorems(graph: Graph) -> str | None:
-    """Return why the theorems of a graph are of no use; None if they are."""
+def _against_theorems(graph: Graph) -> tuple[str, str] | None:
+    """Return why the theorems of a graph are of no use, and what helps; None if they are of use."""
     errors = [d for d in examine(graph) if d.severity == Severity.ERROR]
     if errors:
-        return f"no theorem holds ({errors[0].message})"
+        return f"no theorem holds ({errors[0].message})", errors[0].help
     if open_numbers(graph):
         return None
     if graph.input.norm is None and not graph.input.tokens:
-        return "no input norm is declared, so no theorem gives a bound"
+        help_line = "declare an input norm, and use --bounds theorem to prove bounds instead"
+        return "no input norm is declared, so no theorem gives a bound", help_line
     if graph.loss is None:
         return None
     bounds = derive(graph, Certified())
     unit, total = unit_of(graph, bounds), bounds.total.upper
     if not math.isfinite(total) or not math.isfinite(unit):
-        return "no theorem gives a finite bound"
+        return "no theorem gives a finite bound", ""
     if total > LARGEST_THEOREM * unit:
-        return f"the theorem's bound is {total:.4g}, above {LARGEST_THEOREM}·L·max(1, X_0) = {4 * unit:.4g}"
+        reason = f"the theorem's bound is {total:.4g}, above {LARGEST_THEOREM}·L·max(1, X_0) = {4 * unit:.4g}"
+        return reason, "--bounds theorem takes it, with noise in its proportion"
     return None
 
 

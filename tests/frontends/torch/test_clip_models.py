@@ -288,6 +288,11 @@ def test_auto_keeps_tight_theorems(tmp_path: Path) -> None:
     [
         ("", "no input norm", "declare an input norm, and use --bounds theorem to prove bounds instead"),
         (", norm <= 1", "needs a loss", "use --bounds clip to clip instead"),
+        (
+            "\n loss mean_squared_error",
+            "no theorem holds (mean_squared_error has no Lipschitz constant",
+            "give a bound of ‖t‖, mean_squared_error:target_norm=1, or clip: --bounds clip",
+        ),
     ],
 )
 def test_auto_claims_nothing_without_a_norm_or_a_loss(
