@@ -206,6 +206,8 @@ def test_other_rows_may_be_tested_on(capsys: Capture, learner: Learned) -> None:
 
 REFUSED = {
     "train people.csv --target income": "error[LIP404]: --epsilon is needed",
+    "train people.csv --epsilon 0 --target income": "error[LIP401]: epsilon = 0 is not a positive number",
+    f"{TRAIN} --delta 1": "error[LIP401]: delta = 1 is not strictly between 0 and 1",
     "train people.csv --epsilon 1": "has no target column",
     "train people.csv --epsilon 1 --target Income": "it has `age`, `job`, `member`, `income`",
     "train missing.csv --epsilon 1 --target income": "No such file",

@@ -143,7 +143,11 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how to train; raises UsageError of click for options of networks, InputError (LIP404) without ε."""
+    """Return how to train; raises UsageError of click for options of networks, InputError (LIP401, LIP404) without a
+    budget.
+    """
+    from lipcompile_privacy.accounting.releases import check_target
+
     for name, value in given.items():
         if name not in _TAKEN and value not in (None, (), False):
             options = {one.name: one.opts[0] for one in click.get_current_context().command.params}
@@ -152,6 +156,10 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         raise input_error(
             "LIP404", "--epsilon is needed", "such as --epsilon 1: ε is your promise to the people in the table"
         )
+    try:
+        check_target(given["epsilon"], 1e-5 if given["delta"] is None else given["delta"])
+    except BudgetError as error:
+        raise input_error("LIP401", str(error)) from None
     return {name: given[name] for name in ("epsilon", "delta", "seed")} | {"search": bool(given.get("search"))}
 
 
