@@ -143,9 +143,7 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how to train; raises UsageError of click for options of networks, InputError (LIP401, LIP404) without a
-    budget.
-    """
+    """Return how to train; raises UsageError for options of networks, InputError (LIP401, LIP404) for a budget."""
     from lipcompile_privacy.accounting.releases import check_target
 
     for name, value in given.items():
