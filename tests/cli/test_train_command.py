@@ -429,6 +429,21 @@ def test_entries_that_are_far_above_one_are_told_of(capsys: Capture) -> None:
         assert ("this figure is not private" in said) is told
 
 
+def test_a_network_for_numbers_tells_its_test_loss(capsys: Capture) -> None:
+    """Without noise to speak of, a linear network finds a linear target: the loss falls from epoch to epoch."""
+    Path("model.lip").write_text(
+        "model m { input x: tensor[4], norm <= 1\n dense(1) loss mean_squared_error(target_norm=1) }\n"
+        "train { sampling poisson(batch=10, dataset=40)\n budget epsilon=1e4, delta=1e-3, epochs=2 }"
+    )
+    x = np.random.default_rng(0).uniform(-0.5, 0.5, (40, 4)).astype(np.float32)
+    np.savez("data.npz", x_train=x, y_train=x[:, :1], x_test=x[:10], y_test=x[:10, :1])
+    train("--lr 0.1 --seed 0")
+    out, err = capsys.readouterr()
+    first, second = (float(loss) for loss in re.findall(r"test loss ([0-9.e-]+)", err))
+    assert first > second
+    assert out.startswith(f"test loss {second:.4g} after 8 steps, ")
+
+
 def test_glibc_is_told_to_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no other C library, which has no such option."""
     assert keep_freed_memory() is (platform.libc_ver()[0] == "glibc")

@@ -50,6 +50,10 @@ class Admissible:
             return (drawn.view(-1, len(self.vocabulary)) * torch.tensor(self.vocabulary)).long().view(shape)
         return torch.randint(self.vocabulary or 1, shape, generator=generator)
 
+    def bounded(self, target: Tensor) -> Tensor:
+        """Return one target within the norm."""
+        return target / max(1.0, float(target.norm()) / self.target_norm)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -208,7 +212,7 @@ class Terrain:
 
     def bounded_target(self, target: Tensor) -> Tensor:
         """Return the target within its norm."""
-        return target / max(1.0, float(target.norm()) / self.admissible.target_norm)
+        return self.admissible.bounded(target)
 
     def targets(self, output: Tensor, count: int) -> Iterator[Tensor]:
         """Yield `count` targets that promise a large gradient at an output, the most promising first."""

@@ -164,7 +164,7 @@ def _target(output: Tensor, admissible: Admissible, generator: torch.Generator) 
         rows = output.movedim(1, -1) if admissible.target == "pixel" else output
         return torch.randint(rows.shape[-1], rows.shape[:-1], generator=generator)
     if admissible.target == "vector":
-        return torch.randn(output.shape, generator=generator, dtype=output.dtype)
+        return admissible.bounded(torch.randn(output.shape, generator=generator, dtype=output.dtype))
     shape = output.shape if admissible.target == "probabilities" else output.shape[:1]
     coin = torch.randint(2, shape, generator=generator).to(output.dtype)
     return 2 * coin - 1 if admissible.target == "sign" else coin

@@ -22,9 +22,14 @@ CLIPPED = ModelOptions(bounds="clip", clip_length=Fraction(1, 1000))
 
 
 @pytest.mark.parametrize("options", [ModelOptions(), CLIPPED])
-def test_one_pass_gives_the_mean_over_noise_of_the_examples(options: ModelOptions, tmp_path: Path) -> None:
-    """A clip of 0.001 is far below all gradients: then the mean is that of clipped ones."""
-    (tmp_path / "m.lip").write_text(MODEL)
+@pytest.mark.parametrize("loss", ["cross_entropy", "mean_squared_error(target_norm=0.01)"])
+def test_one_pass_gives_the_mean_over_noise_of_the_examples(
+    loss: str, options: ModelOptions, tmp_path: Path
+) -> None:
+    """A clip of 0.001 is far below all gradients: then the mean is that of clipped ones. The loss refuses targets
+    that are longer than 0.01, as normal ones are.
+    """
+    (tmp_path / "m.lip").write_text(MODEL.replace("cross_entropy", loss))
     derivation = check(str(tmp_path / "m.lip"), options)
     assert derivation.analysis is not None
     backend = find()
