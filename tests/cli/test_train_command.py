@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import sys
@@ -24,7 +25,7 @@ from lipcompile_torch.train.ledger import LedgerRecord, read_ledger
 from lipcompile_torch.train.module import LipschitzModule
 
 from lipcompile.cli.shared.progress import Watch
-from lipcompile.cli.shared.training import keep_freed_memory
+from lipcompile.cli.shared.training import keep_freed_memory, tell_unlearned
 from lipcompile.version import __version__
 from tests.cli.commands import run
 
@@ -414,6 +415,24 @@ def test_inputs_that_are_clipped_are_counted(capsys: Capture) -> None:
     np.savez("data.npz", x_train=x[:10], y_train=np.arange(10) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
     assert run("train model.lip --data data.npz --output other --accountant rdp --batch-size 5") == 0
     assert "clipped to it" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "labels", "told"),
+    [
+        (0.75, [0, 0, 0, 1], "75.0%"),  # that of the most frequent class
+        (0.5, [0, 1, 2, 2], "50.0%"),
+        (0.5, [[1, -1], [2, -1]], "50.0%"),  # of pixels or tokens, two of which count
+        (0.8, [0, 0, 0, 1], ""),
+        (math.nan, [0.5, 0.5, 0.1, 0.2], ""),  # no classes
+    ],
+)
+def test_a_model_that_has_learned_nothing_is_told_of(
+    accuracy: float, labels: list[float], told: str, capsys: Capture
+) -> None:
+    tell_unlearned(accuracy, np.array(labels))
+    err = capsys.readouterr().err
+    assert (f"alone has {told} of the test part" in err) if told else not err
 
 
 def test_entries_that_are_far_above_one_are_told_of(capsys: Capture) -> None:

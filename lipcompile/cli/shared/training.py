@@ -116,7 +116,9 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
         tell_large(module, arrays.x_train)
         config = backend.training.TrainConfig(output=run.output, **settings)
         with plain_warnings(), watch:
-            return backend.training.train(module, arrays, config, watch)
+            result = backend.training.train(module, arrays, config, watch)
+    tell_unlearned(result.test_accuracy, arrays.y_test)
+    return result
 
 
 def drawn(path: Path, text: str, seed: int | None) -> Any:
@@ -270,6 +272,22 @@ def tell_large(module: Any, inputs: NDArray[Any]) -> None:
         click.echo(
             f"note: the entries of the examples are {typical:.3g} in size (root mean square; this figure is not "
             "private), and networks learn most from entries near 1: divide by a public constant, such as 255",
+            err=True,
+        )
+
+
+def tell_unlearned(accuracy: float, labels: NDArray[Any]) -> None:
+    """Say on stderr if a model is no better on labels [M, …] than their most frequent class; NaN is no accuracy."""
+    import numpy as np
+
+    if math.isnan(accuracy):
+        return
+    known = labels[labels >= 0]  # negative ones of tokens and pixels do not count
+    most = np.unique(known, return_counts=True)[1].max() / known.size
+    if accuracy <= most:
+        click.echo(
+            f"note: the most frequent class alone has {most:.1%} of the test part: this model has learned no more; "
+            "try another --lr, more --epochs, larger batches, or a larger ε",
             err=True,
         )
 
