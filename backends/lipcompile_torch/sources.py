@@ -127,10 +127,14 @@ def _image(path: Path, colours: bool | None, size: tuple[int, int] | None) -> ND
 
     try:
         with Image.open(path) as opened:
+            if opened.mode[0] in "IF":
+                raise DataError(f"{path} has more than 8 bits for a pixel, which would be cut to 255: convert it")
             coloured = opened.mode != "L" if colours is None else colours
             image = ImageOps.exif_transpose(opened).convert("RGB" if coloured else "L")
             return np.asarray(image if size is None else ImageOps.fit(image, size[::-1]))
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
         raise DataError(f"{path} cannot be read as an image") from error
 
 

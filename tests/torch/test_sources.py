@@ -208,3 +208,30 @@ def test_data_sets_are_trained_on(tmp_path: Path) -> None:
         torch.nn.Linear(4, 2), parts, tmp_path / "run", epsilon=50.0, delta=1e-4, loss="cross_entropy", epochs=10
     )
     assert result.test_accuracy > 0.8
+
+
+def test_an_image_of_more_than_8_bits_is_refused(tmp_path: Path) -> None:
+    """Pillow cuts its numbers to 255: nearly all pixels would be white."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(9):
+            Image.fromarray(np.full((2, 2), 30000, np.uint16)).save(tmp_path / name / f"{number}.png")
+    with pytest.raises(DataError, match="more than 8 bits"):
+        images_in(tmp_path)
+
+
+# A picture of 7 by 9 pixels, but for four bytes in the middle that nobody announced.
+DAMAGED = (
+    "89504e470d0a1a0a0000000d4948445200000007000000090802000000713aa1f40000001a655849664d4d002a0000000800010112000300"
+    "0000010006000000000000d6674b690000000c49444154789c636018722041ad0e000000c60001c000c7e60000000049454e44ae426082"
+)
+
+
+@pytest.mark.parametrize("damaged", [b"P6 \xff 2 255\n", bytes.fromhex(DAMAGED)])
+def test_a_damaged_image_is_named_and_not_quoted(tmp_path: Path, damaged: bytes) -> None:
+    """Pillow raises a ValueError and a SyntaxError, which quote its bytes."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"1\.png cannot be read as an image$"):
+        images_in(tmp_path)
