@@ -235,6 +235,9 @@ _CHANGES = ("zero", "fill", "copy")
 
 
 def _linear(op: Any, given: Given) -> Any:
+    if "shift" in str(op) and given["dim"] is None:
+        message = "fftshift without axes moves examples to the places of others"
+        raise untraceable("LIP108", message, "say along which axis of an example: dim=-1", None)
     parts = [
         op(**{key: _part(value, part) if key in _NUMBERS else value for key, value in given.items()})
         for part in ("real", "imag")
@@ -433,6 +436,9 @@ def _waves(held: int, n: int, count: int, *, inverse: bool) -> NDArray[np.comple
     if not isinstance(held, int):
         message = "a Fourier transform is along the batch axis: it mixes examples"
         raise untraceable("LIP108", message, "say along which axis of an example: dim=-1", None)
+    if not isinstance(n, int):
+        message = "the length of a Fourier transform is computed from the batch size"
+        raise untraceable("LIP108", message, "give it a fixed length", None)
     turns = np.outer(np.arange(held), np.arange(count)) % n
     waves: NDArray[np.complex128] = np.exp((2j if inverse else -2j) * np.pi * turns / n)
     waves.imag[2 * turns % n == 0] = 0  # of whole and half turns, which rounding would miss

@@ -187,6 +187,8 @@ def test_functions_of_pairs_are_those_of_complex_numbers(name: str) -> None:
 
 OF_BATCH: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "transform of the batch": lambda net, h: torch.fft.fft(h, dim=0).real,
+    "a length of the batch": lambda net, h: torch.fft.ifft(torch.fft.fft(h, n=len(h) + WIDTH)).real[..., :WIDTH],
+    "a shift of the batch": lambda net, h: torch.fft.fftshift(torch.fft.fft(h)).real,
     "transform of the batch and more": lambda net, h: torch.fft.fftn(h).real,
     "a mean of all": lambda net, h: h * pairs(h).mean(0).abs().repeat(1, 2),
     "another example": lambda net, h: torch.view_as_real(pairs(h).flip(0) * net.turns).flatten(2),
