@@ -277,7 +277,7 @@ def tell_large(module: Any, inputs: NDArray[Any]) -> None:
 
 
 def tell_unlearned(accuracy: float, labels: NDArray[Any]) -> None:
-    """Say on stderr if a model is no better on labels [M, …] than their most frequent class; NaN is no accuracy."""
+    """Say on stderr if a model is no better on labels [M, …] than their most frequent class."""
     import numpy as np
 
     if math.isnan(accuracy):
@@ -286,7 +286,7 @@ def tell_unlearned(accuracy: float, labels: NDArray[Any]) -> None:
     most = np.unique(known, return_counts=True)[1].max() / known.size
     if accuracy <= most:
         click.echo(
-            f"note: the most frequent class alone has {most:.1%} of the test part: this model has learned no more; "
+            f"note: the most frequent class alone has {most:.1%} of the test part: the model has learned no more; "
             "try another --lr, more --epochs, larger batches, or a larger ε",
             err=True,
         )
