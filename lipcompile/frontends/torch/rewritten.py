@@ -109,15 +109,33 @@ def _sizes(sizes: Any, kernel: Any, of: Mapping[str, Any]) -> list[int]:
 
 
 def _einsum(given: Mapping[str, Any]) -> Tensor | None:
-    """Three operands or more, from the left: of the first two, the letters are kept that are used later."""
+    """Diagonals where a term has a letter twice. Three operands or more, from the left: of the first two, the letters
+    are kept that are used later.
+    """
     equation, *operands = given["args"]
-    if not isinstance(equation, str) or len(operands) < 3 or "..." in equation or "->" not in equation:
+    if not isinstance(equation, str) or "..." in equation or "->" not in equation:
         return None
     inputs, output = equation.replace(" ", "").split("->")
-    first, second, *others = inputs.split(",")
+    terms = inputs.split(",")
+    if any(len(set(term)) < len(term) for term in terms):
+        along = [*map(_diagonals, terms, operands)]
+        return torch.einsum(f"{','.join(term for term, _ in along)}->{output}", *(made for _, made in along))
+    if len(operands) < 3:
+        return None
+    first, second, *others = terms
     kept = "".join(sorted({*first, *second} & set("".join((*others, output)))))
     product = torch.einsum(f"{first},{second}->{kept}", *operands[:2])
     return torch.einsum(f"{','.join((kept, *others))}->{output}", product, *operands[2:])
+
+
+def _diagonals(term: str, operand: Tensor) -> tuple[str, Tensor]:
+    """Return the letters, each once, and the entries whose places along the axes of one letter are equal."""
+    for letter in term:
+        while term.count(letter) > 1:
+            axes = [place for place, other in enumerate(term) if other == letter][:2]
+            operand = operand.diagonal(0, *axes)
+            term = "".join(other for place, other in enumerate(term) if place not in axes) + letter
+    return term, operand
 
 
 def _rrelu(given: Mapping[str, Any]) -> Tensor | None:

@@ -13,7 +13,7 @@ from math import prod
 from string import ascii_letters
 
 from lipcompile.core.graph import Value
-from lipcompile.core.record import NoAttributes
+from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, as_tensor, shape_of
 from lipcompile.frontends.onnx.layout import Layout, Placed
@@ -46,50 +46,66 @@ def einsum(context: Context, node: OnnxNode) -> Value:
     if len(items) > 2:
         raise Refusal("LIP110", "Einsum of three operands is not yet supported")
     ranks = [
-        item.array.ndim if isinstance(item, Known) else len(shape_of(_placed(context, node, index)[0])) + 1
+        item.array.ndim if isinstance(item, Known) else _rank(*_placed(context, node, index))
         for index, item in enumerate(items)
     ]
-    *terms, result = _terms(node, ranks)
-    tensors, constants, place = _operands(context, node, terms, result)
-    result = result[:place] + result[place + 1 :]
+    tensors, constants, terms, result, layout = _operands(context, node, _terms(node, ranks))
     wanted = [set(result + "".join(terms[:index] + terms[index + 1 :])) for index in range(len(terms))]
     kept = [_summed(context, node, one, wanted[index], f"_{index}") for index, one in tensors.items()]
     made = kept[0] if len(kept) == 1 else _product(context, node, kept[0], kept[1], result)
     for index, known in constants.items():
         made = _multiplied(context, node, made, known, terms[index], result)
-    context.layout = Layout(place)
+    context.layout = layout
     return permute(context, node, made.value, [made.letters.index(letter) for letter in result], "_ordered")
 
 
-def _placed(context: Context, node: OnnxNode, index: int) -> tuple[Value, int]:
-    """Return an operand that depends on the example, and the axis that is its batch; raises Refusal."""
+def _placed(context: Context, node: OnnxNode, index: int) -> tuple[Value, Layout]:
+    """Return an operand that depends on the example, and where its batch stands; raises Refusal."""
     item = context.item(node, index)
-    if isinstance(item, Placed) and not (item.layout.outer or item.layout.inner):
-        return item.value, item.layout.axis
-    return accepted(as_tensor(item, node.op_type)), 0
+    if isinstance(item, Placed):
+        return item.value, item.layout
+    return accepted(as_tensor(item, node.op_type)), Layout()
+
+
+def _rank(value: Value, layout: Layout) -> int:
+    return layout.rank(shape_of(value))
 
 
 def _operands(
-    context: Context, node: OnnxNode, terms: Sequence[str], result: str
-) -> tuple[dict[int, Axes], dict[int, Known], int]:
-    """Return the tensors, without the letter of the batch, and the constants by their places, and where the result
-    has the batch; raises Refusal.
+    context: Context, node: OnnxNode, spelled: Sequence[str]
+) -> tuple[dict[int, Axes], dict[int, Known], list[str], str, Layout]:
+    """Return the tensors and the constants by their places, the letters of each operand and of the result for one
+    example, and where the result has the batch; raises Refusal.
+
+    The letter of the batch goes; the axes that are one with it get letters of their own, the same for all.
     """
-    tensors, constants, batch = dict[int, Axes](), dict[int, Known](), set[str]()
+    *terms, result = spelled
+    tensors, constants, batch, beside = dict[int, Axes](), dict[int, Known](), set[str](), set[tuple[int, int]]()
+    before, behind = [letter for letter in ascii_letters if letter not in "".join(spelled)][:2]
     for index, term in enumerate(terms):
         item = context.item(node, index)
         if isinstance(item, Known):
             constants[index] = item
-        else:
-            value, place = _placed(context, node, index)
-            tensors[index] = Axes(context.numbers(value), term[:place] + term[place + 1 :])
-            batch.add(term[place])
-    rest = "".join(one.letters for one in tensors.values()) + "".join(terms[index] for index in constants)
-    if len(batch) != 1 or batch & set(rest) or not batch <= set(result):
+            continue
+        value, layout = _placed(context, node, index)
+        batch.add(term[layout.place])
+        beside.add(_beside(layout, shape_of(value)))
+        parts = before * layout.outer + behind * layout.inner
+        terms[index] = term[: layout.place] + parts + term[layout.place + 1 :]
+        tensors[index] = Axes(context.numbers(value), terms[index])
+    if len(batch) != 1 or batch & set("".join(terms)) or not batch <= set(result) or len(beside) != 1:
         raise Refusal("LIP108", "Einsum acts on the batch axis: it mixes examples", MIXES)
     if any(known.copies is not None for known in constants.values()):
         raise Refusal("LIP108", "Einsum multiplies by a constant with a batch axis", MIXES)
-    return tensors, constants, result.index(batch.pop())
+    place = result.index(batch.pop())
+    result = result[:place] + parts + result[place + 1 :]
+    return tensors, constants, terms, result, Layout(place + layout.outer, layout.outer, layout.inner)
+
+
+def _beside(layout: Layout, example: Shape) -> tuple[int, int]:
+    """Return how many entries of an example stand before and behind the batch in its axis: these must agree."""
+    outer = example[layout.axis - 1] if layout.outer else 1
+    return outer, example[layout.axis] if layout.inner else 1
 
 
 def _terms(node: OnnxNode, ranks: Sequence[int]) -> list[str]:

@@ -69,7 +69,7 @@ class Around(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.function, self.head = nn.Linear(4, 4), function, nn.Linear(4, 3)
-        self.stack = nn.Parameter(torch.randn(3, 4, 4))
+        self.stack, self.cross = nn.Parameter(torch.randn(3, 4, 4)), nn.Parameter(torch.randn(2, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         made = self.function(self, self.first(x))
@@ -85,6 +85,15 @@ def heads_in_front(_: Any, h: Tensor) -> Tensor:
 
 def moved_by_einsum(_: Any, h: Tensor) -> Tensor:
     return torch.einsum("tbd,bd->tbd", h.transpose(0, 1), h.tanh()[:, 0]).permute(1, 0, 2)
+
+
+def einsum_of_windows(net: Any, h: Tensor) -> Tensor:
+    """As MaxViT and axial attention: windows of an example, and heads before it, in one axis with the batch."""
+    windows, heads = h.reshape(-1, 2, 2), h.view(-1, 3, 2, 2).permute(2, 0, 1, 3).reshape(-1, 3, 2)
+    own = torch.einsum("nij,nkj->nik", windows, windows.tanh()) + torch.einsum("nij,jk->nik", windows, net.cross)
+    scores = torch.einsum("nij,nkj->nik", heads, heads.tanh()).softmax(-1)
+    made = torch.einsum("nik,nkj->inj", scores, heads).reshape(3, 2, -1, 2)
+    return own.reshape(h.shape) + made.permute(2, 0, 1, 3).reshape(h.shape)
 
 
 def spread_in_front(_: Any, h: Tensor) -> Tensor:
@@ -142,6 +151,7 @@ FUNCTIONS = (
     products,
     heads_in_front,
     moved_by_einsum,
+    einsum_of_windows,
     spread_in_front,
     compared,
     one_matrix_each,
@@ -178,6 +188,12 @@ def test_functions_with_the_batch_elsewhere(function: Any) -> None:
 
 def over_examples(_: Any, h: Tensor) -> Tensor:
     return torch.einsum("tbd,tcd->tbd", h.transpose(0, 1), h.transpose(0, 1)).transpose(0, 1)
+
+
+def over_windows(_: Any, h: Tensor) -> Tensor:
+    """The windows of one tensor stand behind the batch, those of the other before it."""
+    windows, turned = h.flatten(0, 1), h.transpose(0, 1).flatten(0, 1)
+    return torch.einsum("nd,nd->nd", windows, turned).view(h.shape)
 
 
 def product_of_examples(_: Any, h: Tensor) -> Tensor:
@@ -235,6 +251,7 @@ MIXING = (
     product_of_copies,
     running_product_of_copies,
     over_examples,
+    over_windows,
     next_example,
     next_frame,
     pooled_frames,

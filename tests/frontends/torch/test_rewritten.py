@@ -32,6 +32,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "outer product": lambda h: torch.einsum("bi,bj->bij", h, h.tanh()).mean(1),
     "three factors": lambda h: torch.einsum("bi, bj, bi -> bj", h.relu(), h.tanh(), h),
     "four factors": lambda h: torch.einsum("bij,bj,bk,bk->bi", h.unsqueeze(2) * h.unsqueeze(1), h.tanh(), h, h),
+    "diagonals": lambda h: (
+        torch.einsum("bii,bi->bi", h[:, :, None] * h.tanh()[:, None], h)
+        + torch.einsum("bi,ii->bi", h, torch.arange(16.0).view(4, 4))
+        + torch.einsum("bii->b", h[:, None] - h[:, :, None].tanh()).unsqueeze(-1)
+    ),
     "inner product": lambda h: h * torch.einsum("bi,bi->b", h, h.tanh()).unsqueeze(-1),
     "attention": lambda h: _attention(h.view(-1, 2, 1, 2)).flatten(1),
     "smaller": lambda h: F.interpolate(h.view(-1, 1, 4, 1), scale_factor=(0.5, 2), mode="bilinear").flatten(1),
