@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import Layout, Placed, placed, unplaced
 from lipcompile.frontends.onnx.node import OnnxNode
@@ -229,8 +229,8 @@ def triangle(context: Context, node: OnnxNode) -> Value:
     """The upper or lower triangle of the last two axes; zeros elsewhere."""
     operand, known = context.tensor(node), context.known(node, 1, "k")
     example = shape_of(operand)
-    if len(example) < 2 or context.layout.place >= context.layout.rank(example) - 2:
-        raise Refusal("LIP102", f"Trilu needs matrices, but an example here has the shape {list(example)}")
+    if context.layout.place >= context.layout.rank(example) - 2:
+        raise Refusal("LIP108", "Trilu acts on the batch axis: it mixes examples", MIXES)
     offset = 0 if known is None else int(scalar(known))
     expect_array(example)
     cut = np.triu if node.integer("upper", 1) else np.tril

@@ -60,7 +60,7 @@ def copies_of(proto: NodeProto, arrays: Sequence[Array], axes: Sequence[int | No
     given = Copied(proto, arrays, axes)
     if any(map(has_batch, arrays)) and not _keeps_own(proto, arrays):
         raise given.refusal()
-    if proto.op_type in _ENTRYWISE:
+    if proto.op_type in ENTRYWISE:
         return _broadcast(given)
     if proto.op_type not in _MOVING:
         raise given.refusal()
@@ -197,6 +197,13 @@ def _tiled(given: Copied) -> int:
     return given.axis
 
 
+def _in_matrices(given: Copied) -> int:
+    """What acts on the matrices of the last two axes, each by itself."""
+    if given.axis >= given.arrays[0].ndim - 2:
+        raise given.refusal()
+    return given.axis
+
+
 def _summed(given: Copied) -> int:
     """Running sums along another axis than that of the copies."""
     along = int(given.arrays[1].reshape(-1)[0]) % given.arrays[0].ndim
@@ -205,7 +212,7 @@ def _summed(given: Copied) -> int:
     return given.axis
 
 
-_ENTRYWISE = frozenset(
+ENTRYWISE = frozenset(
     (
         *("Identity", "Cast", "Neg", "Abs", "Not", "Sqrt", "Exp", "Log", "Add", "Sub", "Mul", "Div", "Mod"),
         *("Max", "Min", "Clip"),
@@ -222,5 +229,6 @@ _MOVING: Mapping[str, Callable[[Copied], int | None]] = {
     "Squeeze": _squeezed,
     "Tile": _tiled,
     "Transpose": _transposed,
+    "Trilu": _in_matrices,
     "Unsqueeze": _unsqueezed,
 }

@@ -36,13 +36,14 @@ OF_ENTRIES = MOVES | {"CastLike", "Expand", "GatherElements", "GatherND", "Neg",
 _KEEPS_STEP = ("Identity", "Squeeze", "Transpose", "Unsqueeze")
 # Deterministic, and no larger than `memory.expect` says: everything else is refused on constants as well.
 _ARITHMETIC = """
-    Abs Acos Acosh Add And Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
-    CastLike Ceil Clip Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Einsum Elu Equal Erf Exp
-    Expand EyeLike Floor GatherElements GatherND Gemm Greater GreaterOrEqual IsInf IsNaN LeakyRelu Less
-    LessOrEqual Log LogSoftmax MatMul Max Mean Min Mod Mul Neg NonZero Not Or Pad Pow Range Reciprocal
-    ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    ReduceSumSquare Relu Resize Round ScatterElements ScatterND Shape Sigmoid Sign Sin Sinh Size Softmax
-    Softplus Split Sqrt Sub Sum Tan Tanh Tile Trilu Where Xor
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr
+    BitwiseXor CastLike Ceil Celu Clip Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Einsum
+    Elu Equal Erf Exp Expand EyeLike Floor GatherElements GatherND Gelu Gemm Greater GreaterOrEqual
+    GroupNormalization HardSigmoid HardSwish InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu
+    Less LessOrEqual Log LogSoftmax MatMul Max Mean Min Mish Mod Mul Neg NonZero Not Or PRelu Pad Pow
+    RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
+    ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Resize Round ScatterElements ScatterND Selu Shape
+    Sigmoid Sign Sin Sinh Size Softmax Softplus Softsign Split Sqrt Sub Sum Tan Tanh Tile Trilu Where Xor
 """
 ARITHMETIC = frozenset(_ARITHMETIC.split())
 # What stands for the infinite numbers of masks: behind a softmax it is as good as they are.
@@ -197,7 +198,8 @@ def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: in
     """Evaluate a node of which an operand was copied for each example; raises Refusal where copies would meet."""
     given = [operand for operand in operands if operand is not None]
     first, axes, times = given[0], [one.copies for one in given], max(one.times for one in given)
-    if times > 1 and proto.op_type not in ("Cast", "CastLike", "Identity", "Slice"):
+    alike = {one.times for one in given if one.copies is not None} == {times}
+    if times > 1 and not (alike and proto.op_type in copies.ENTRYWISE | {"CastLike", "Slice"}):
         raise Refusal("LIP108", f"{proto.op_type} computes with several copies for each example", KEEP)
     if proto.op_type == "Shape" and first.copies is not None:
         return [_shape_of_copies(proto, first.array, first.copies)]
@@ -324,7 +326,7 @@ def _which(index: int, arrays: Sequence[Array]) -> tuple[Hashable, ...]:
 def _moves(proto: NodeProto, operands: Sequence[Known]) -> tuple[Hashable, ...]:
     """How the result comes from its sources; a transposition undoes itself.
 
-    Nodes that move the same entries alike come to the same, as where a module is called twice.
+    Nodes that compute the same of the same come to the same, as where a module is called twice.
     """
     moves = operands[0].moves if operands else ()
     weights = [operand for operand in operands if operand.sources]
@@ -332,9 +334,7 @@ def _moves(proto: NodeProto, operands: Sequence[Known]) -> tuple[Hashable, ...]:
         return moves
     if proto.op_type == "Transpose" and weights and weights[0].array.ndim == 2 and _swaps(proto):
         return toggled(weights[0])
-    if proto.op_type not in MOVES:
-        return (*moves, tuple(proto.output))
-    made = sha256()
+    made = sha256(repr([bool(name) for name in proto.input]).encode())
     for attribute in sorted(one.SerializeToString(deterministic=True) for one in proto.attribute):
         made.update(b"attribute" + attribute)
     for operand in operands:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import SymInt, Tensor
 from torch.nn import Module, functional
-from torch.nn.functional import embedding, leaky_relu, scaled_dot_product_attention, unfold
+from torch.nn.functional import conv_transpose2d, embedding, leaky_relu, scaled_dot_product_attention, unfold
 from torch.nn.modules import transformer
 
 from lipcompile.ops.counting import Window
@@ -32,6 +32,9 @@ def rewritten() -> Iterator[None]:
             (torch, _conv2d),
             (functional, _conv2d),
             (torch, _einsum),
+            (torch.fft, _fftfreq),
+            (torch.fft, _rfftfreq),
+            (functional, _fold),
             (functional, _rrelu),
             (functional, _grid_sample),
             (functional, _embedding_bag),
@@ -109,8 +112,8 @@ def _sizes(sizes: Any, kernel: Any, of: Mapping[str, Any]) -> list[int]:
 
 
 def _einsum(given: Mapping[str, Any]) -> Tensor | None:
-    """Diagonals where a term has a letter twice. Three operands or more, from the left: of the first two, the letters
-    are kept that are used later.
+    """Diagonals where a term has a letter twice. Three operands or more go from the left: of the first two, the
+    letters are kept that are used later.
     """
     equation, *operands = given["args"]
     if not isinstance(equation, str) or "..." in equation or "->" not in equation:
@@ -136,6 +139,44 @@ def _diagonals(term: str, operand: Tensor) -> tuple[str, Tensor]:
             operand = operand.diagonal(0, *axes)
             term = "".join(other for place, other in enumerate(term) if place not in axes) + letter
     return term, operand
+
+
+def _fftfreq(given: Mapping[str, Any]) -> Tensor:
+    """Whole numbers over the length: those from 0 on, then the negative ones."""
+    return _frequencies(given, lambda count: [*range((count + 1) // 2), *range(-(count // 2), 0)])
+
+
+def _rfftfreq(given: Mapping[str, Any]) -> Tensor:
+    """Whole numbers from 0 to half the length, over the length."""
+    return _frequencies(given, lambda count: [*range(count // 2 + 1)])
+
+
+def _frequencies(given: Mapping[str, Any], numbers: Callable[[int], list[int]]) -> Tensor:
+    named = dict(given["named"])
+    count, *spacing = [*given["tensors"], *(named.pop(name) for name in ("n", "d") if name in named)]
+    return torch.tensor(numbers(int(count)), dtype=torch.get_default_dtype()) / (count * (spacing or [1.0])[0])
+
+
+def _fold(given: Mapping[str, Any]) -> Tensor | None:
+    """Windows [B, channels·taps, places] that are added up: a transposed convolution puts taps in their places."""
+    windows, names = given["input"], ("output_size", "kernel_size", "stride", "padding", "dilation")
+    sizes, kernel, stride, padding, dilation = (_pair(given[name]) for name in names)
+    if windows.dim() != 3:
+        return None
+    channels = int(windows.shape[1]) // math.prod(kernel)
+    taps = torch.eye(math.prod(kernel)).view(-1, 1, *kernel).repeat(channels, 1, 1, 1)
+    axes = [*zip(kernel, stride, dilation, padding, strict=True)]
+    places = [Window(size, *axis[:3], (axis[3],) * 2).outputs for size, axis in zip(sizes, axes, strict=True)]
+    more = [
+        size - ((count - 1) * step - 2 * pad + spread * (taps - 1) + 1)
+        for size, count, (taps, step, spread, pad) in zip(sizes, places, axes, strict=True)
+    ]
+    image = windows.unflatten(2, places)
+    return conv_transpose2d(image, taps.to(windows), None, stride, padding, more, channels, dilation)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)  # type: ignore[return-value]
 
 
 def _rrelu(given: Mapping[str, Any]) -> Tensor | None:

@@ -311,15 +311,19 @@ def _shapes(module: Module, given: int) -> str:
 
 
 def _failure(module: Module, examples: Sequence[Example]) -> Exception | None:
-    """Run a copy of the module; return how it fails, None if it works."""
-    try:
-        twin = copy.deepcopy(module)
-        args, kwargs = batch(module, examples, 3)
-        with silence(), torch.no_grad():
-            twin(*args, **kwargs)
-    except Exception as error:
-        return error
-    return None
+    """Run a copy of the module on zeros, and on ones, as of lengths; return how it fails, None if it works."""
+    failures = list[Exception]()
+    for fill in (torch.zeros_like, torch.ones_like):
+        try:
+            twin = copy.deepcopy(module)
+            args, kwargs = batch(module, examples, 3)
+            with silence(), torch.no_grad():
+                twin(*map(fill, args), **{name: fill(one) for name, one in kwargs.items()})
+        except Exception as error:
+            failures.append(error)
+        else:
+            return None
+    return failures[0]
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from lipcompile.ops.normalisation.local_response import LocalResponse
 from lipcompile.ops.normalisation.rules import GroupNorm, InstanceNorm, OverAxes
 from lipcompile.ops.parametric.rules import PerFeature
 from lipcompile.ops.pool.onnx_read import of_channels
-from lipcompile.ops.shape.onnx_read import reshape_to
+from lipcompile.ops.shape.onnx_read import permute, reshape_to
 from lipcompile.ops.table import OP_BY_NAME
 
 Array = NDArray[Any]
@@ -43,8 +43,8 @@ def gain(context: Context, node: OnnxNode, operand: Value, known: Known, *, froz
 def factored(context: Context, node: OnnxNode, operand: Value, known: Known, *, frozen: bool = False) -> Value:
     """As `gain`, by a constant without an axis for the batch.
 
-    `scale` has one axis of factors: several neighbouring axes become one, and several again. Factors that leave an
-    axis between these out are copied along it if they are not trained.
+    `scale` has one axis of factors: several neighbouring axes become one, and several again. Where factors leave
+    an axis between these out, they are copied along it or, if they are trained, the axes are moved for the while.
     """
     example = shape_of(operand)
     shape = _aligned(known.array.shape, example)
@@ -52,7 +52,7 @@ def factored(context: Context, node: OnnxNode, operand: Value, known: Known, *, 
     first, last = (varied[0], varied[-1] + 1) if varied else (len(example) - 1, len(example))
     if varied and shape[first:last] != example[first:last]:
         if known.sources and not frozen:
-            raise context.parameters.computed_with(known, _between(known, example))
+            return _moved_apart(context, node, operand, known, shape)
         shape = (*shape[:first], *example[first:last], *shape[last:])
         expect_array(shape)
         known = Known(np.broadcast_to(known.array, shape))
@@ -65,9 +65,13 @@ def factored(context: Context, node: OnnxNode, operand: Value, known: Known, *, 
     return reshape_to(context, node, made, example, "_split")
 
 
-def _between(known: Known, example: Shape) -> Refusal:
-    message = f"factors of shape {list(known.array.shape)} do not match neighbouring axes of {list(example)}"
-    return Refusal("LIP110", message, "use one factor for each entry of one axis")
+def _moved_apart(context: Context, node: OnnxNode, operand: Value, known: Known, shape: Shape) -> Value:
+    """Multiply by factors of a shape that leaves axes between theirs out, these axes moved to the front."""
+    order = sorted(range(len(shape)), key=lambda axis: shape[axis] > 1)
+    array = known.array.reshape([shape[axis] for axis in order])
+    moved = permute(context, node, operand, order, "_moved")
+    made = factored(context, node, moved, replace(known, array=array))
+    return permute(context, node, made, [order.index(axis) for axis in range(len(order))], "_back")
 
 
 def _aligned(shape: Shape, example: Shape) -> Shape:

@@ -77,7 +77,21 @@ def frozen_places(net: Any, x: Tensor) -> Tensor:
     return (x[:, :QUERIES] + net.keys(net.places.expand(len(x), -1, -1))).tanh().mean(1)  # type: ignore[no-any-return]
 
 
-FUNCTIONS = (pooled, expanded, repeated, sequence_first, of_one, frozen_places)
+def causal(net: Any, x: Tensor) -> Tensor:
+    """A triangle that is made for each example, as Informer and its relatives have it."""
+    mask = torch.triu(torch.ones(len(x), QUERIES, TOKENS, dtype=torch.bool), diagonal=1)
+    scores = (net.queries @ net.keys(x).mT).masked_fill(mask, -torch.inf)
+    return (scores.softmax(-1) @ net.values(x)).mean(1)  # type: ignore[no-any-return]
+
+
+def of_each_row(net: Any, x: Tensor) -> Tensor:
+    """A matrix for each row of each example, as the attention of a cross in an image hides its own place."""
+    hidden = -torch.eye(WIDTH).mul(2.0).repeat(len(x) * TOKENS, 1, 1) + 1
+    rows = x.reshape(-1, 1, WIDTH) * net.queries[:, :1].tanh()
+    return ((rows + hidden.exp()) * hidden).mean(1).view(-1, TOKENS, WIDTH).mean(1) + net.queries.mean(1)  # type: ignore[no-any-return]
+
+
+FUNCTIONS = (pooled, expanded, repeated, sequence_first, of_one, frozen_places, causal, of_each_row)
 
 
 def mean_of_copies(net: Any, x: Tensor) -> Tensor:
@@ -105,7 +119,19 @@ def attention_among_examples(net: Any, x: Tensor) -> Tensor:
     )
 
 
-MIXING = (mean_of_copies, softmax_over_copies, numbered_copies, copies_of_examples, attention_among_examples)
+def triangle_of_examples(net: Any, x: Tensor) -> Tensor:
+    """The place of an example in its batch says how many of its tokens count."""
+    return (torch.tril(torch.ones(len(x), TOKENS))[..., None] * x).mean(1) + net.queries.mean(1)  # type: ignore[no-any-return]
+
+
+MIXING = (
+    triangle_of_examples,
+    mean_of_copies,
+    softmax_over_copies,
+    numbered_copies,
+    copies_of_examples,
+    attention_among_examples,
+)
 
 
 def examples() -> Tensor:

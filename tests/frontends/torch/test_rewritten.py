@@ -48,6 +48,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
         torch.einsum("bik,cidk->bcid", h.view(-1, 2, 2), torch.ones(2, 2, 2, 2)).mean(2).flatten(1)
     ),
     "Fourier": lambda h: torch.fft.fft2(h.view(-1, 2, 2)).real.flatten(1),
+    "frequencies": lambda h: h * torch.cos(torch.fft.fftfreq(4, 0.1)) + h[:, :1] * torch.fft.rfftfreq(n=7, d=2.0),
+    "windows that are added up": lambda h: F.fold(
+        F.unfold(h.view(-1, 1, 2, 2).sin(), 2, padding=1), (2, 2), 2, padding=1
+    ).flatten(1),
+    "steps that are added up": lambda h: torch.nn.Fold((1, 4), (1, 2), stride=(1, 2), dilation=(2, 1))(
+        h.view(-1, 2, 2)
+    ).flatten(1),
     "angles": lambda h: torch.acos(h.tanh()) + torch.asin(0.9 * h.sin()) + torch.tan(h / 4),
     "hyperbolic": lambda h: torch.cosh(h) - torch.sinh(h / 2) + torch.atanh(h.tanh() * 0.8),
     "kernels of each": lambda h: _modulated(h, h),

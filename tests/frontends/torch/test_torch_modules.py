@@ -822,6 +822,14 @@ class Foreign(nn.Module):
         return torch.from_numpy(np.tanh(x.detach().numpy()))
 
 
+class ForeignAt(nn.Module):
+    """Leaves torch, and fails on lengths of 0, of which no example is."""
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        kept = torch.from_numpy(np.tanh(x.detach().numpy()))
+        return kept.gather(1, lengths[:, None] - 1)
+
+
 class Exotic(nn.Module):
     """Has no ONNX operators."""
 
@@ -854,6 +862,12 @@ def test_what_cannot_be_imported_is_rejected(module: nn.Module, code: str, line:
     if line is not None:
         assert error.location is not None
         assert line in Path(error.location.file).read_text().splitlines()[(error.location.line or 0) - 1]
+
+
+def test_the_line_is_named_where_zeros_are_no_examples() -> None:
+    derivation = from_module(ForeignAt(), (torch.randn(2, 4), torch.tensor([4, 1])))
+    (error,) = [found for found in derivation.diagnostics if found.severity == Severity.ERROR]
+    assert (error.code, "numpy" in error.message) == ("LIP121", True)
 
 
 def test_a_loop_over_the_batch_mixes_examples() -> None:
