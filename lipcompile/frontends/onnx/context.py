@@ -25,8 +25,8 @@ from lipcompile.ops.table import OP_BY_NAME
 _ALL_TOKENS = ("Cast", "CastLike", "Gather", "Identity", "Reshape", "Shape", "Size")
 # What tokens pass as they are; to everything else they are numbers.
 _READ_TOKENS = (*_ALL_TOKENS, "Slice", "Split", "Squeeze", "Unsqueeze")
-# What takes some of them.
-_PART_TOKENS = (*_READ_TOKENS, "Transpose")
+# What takes some of them, or puts them beside others.
+_PART_TOKENS = (*_READ_TOKENS, "Concat", "Transpose")
 
 # Also for the importers, which name it with what they refuse.
 __all__ = ["MIXES", "Blamed", "Context", "Importer", "as_tensor", "shape_of"]
@@ -147,8 +147,11 @@ class Context:
 
     def _added(self, name: str) -> int | None:
         """Return the least whole number that is added to tokens, None if places are no such sum."""
-        while (maker := self.makers.get(name)) is not None and maker.op_type in _PART_TOKENS:
-            name = maker.proto.input[0]
+        found = (self._least(self.makers.get(end)) for end in self._ends(name, _PART_TOKENS))
+        return min((least for least in found if least is not None), default=None)
+
+    def _least(self, maker: OnnxNode | None) -> int | None:
+        """Return the least whole number that a node adds to tokens, None if it does anything else."""
         if maker is None or maker.op_type not in ("Add", "Sub") or len(maker.proto.input) != 2:
             return None
         known = [item for each in maker.proto.input if isinstance(item := self.items.get(each), Known)]
@@ -160,11 +163,24 @@ class Context:
 
     def _tokens_of(self, name: str, through: Sequence[str]) -> str | None:
         """Return the input whose tokens a tensor holds, as these operators hand them on; None if it holds none."""
-        while (maker := self.makers.get(name)) is not None and maker.op_type in through:
-            name = maker.proto.input[0]
-        item = self.items.get(name)
-        value = unplaced(item)
-        return self._source(value) if isinstance(value, Value) and self.builder.holds_tokens(value) else None
+        for end in self._ends(name, through):
+            value = unplaced(self.items.get(end))
+            if isinstance(value, Value) and self.builder.holds_tokens(value):
+                return self._source(value)
+        return None
+
+    def _ends(self, name: str, through: Sequence[str]) -> list[str]:
+        """Return the tensors that these operators hand on: each its first operand, and Concat all of its own."""
+        waiting, seen, found = [name], set[str](), list[str]()
+        while waiting:
+            one = waiting.pop()
+            maker = self.makers.get(one)
+            if maker is None or maker.op_type not in through:
+                found.append(one)
+            elif one not in seen:
+                waiting += reversed(maker.proto.input if maker.op_type == "Concat" else maker.proto.input[:1])
+            seen.add(one)
+        return found
 
     def _source(self, value: Value) -> str:
         """Return the input that tokens are of, or are some entries of."""

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
+import numpy as np
+
 from lipcompile.core.graph import Value
+from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, as_tensor, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.sizes import has_batch, multiple
 from lipcompile.frontends.onnx.values import Known
 from lipcompile.ops.embedding.rules import CLASS_TOKEN, ClassToken
 from lipcompile.ops.merge.rules import CONCAT, Concat
@@ -40,16 +44,28 @@ def _with_constant(
     context: Context, node: OnnxNode, made: Value, part: Value | Known, axis: int, *, last: bool
 ) -> Value:
     assert isinstance(part, Known)
-    known = _for_one_example(context, part, len(shape_of(made)))
+    known = _in_real_numbers(_for_one_example(context, part, shape_of(made)))
     if known.array.ndim > axis and known.array.shape[axis] == 0:
         return made
     return beside(context, node, context.numbers(made), known, axis, last=last)
 
 
-def _for_one_example(context: Context, known: Known, rank: int) -> Known:
+def _in_real_numbers(known: Known) -> Known:
+    """Return truths and whole numbers, which nothing trains, as real numbers; other constants as they are."""
+    if known.array.dtype.kind not in "biu" or has_batch(known.array):
+        return known
+    array = known.array.astype(np.float32)
+    is_exact = bool((array.astype(np.int64) == known.array).all())
+    return replace(known, array=array, sources=frozenset(), moves=()) if is_exact else known
+
+
+def _for_one_example(context: Context, known: Known, example: Shape) -> Known:
     """Take the axis of the batch away, along which nothing may differ; raises Refusal."""
     layout, array = context.layout, known.array
-    if layout.outer or layout.inner or known.times > 1 or array.ndim != rank + 1:
+    of_each = multiple(layout.sizes(example)[layout.place])
+    apart = known.times == 1 and not (layout.outer or layout.inner)
+    alike = known.times == of_each and known.copies == layout.place and not known.sources
+    if not (apart or alike) or array.ndim != layout.rank(example):
         message = f"a constant of shape {list(array.shape)} has no separate batch axis"
         raise Refusal("LIP108", message, MIXES)
     single = array.take([0], axis=layout.place)
@@ -57,8 +73,10 @@ def _for_one_example(context: Context, known: Known, rank: int) -> Known:
     if not copies or not bool((array == single).all()):
         message = f"a constant of shape {list(array.shape)} is not the same for every example"
         raise Refusal("LIP108", message, MIXES)
-    sizes = (*array.shape[: layout.place], *array.shape[layout.place + 1 :])
-    return replace(known, array=single.reshape(sizes), copies=None)
+    merged = example[layout.place : layout.place + layout.outer + layout.inner]
+    before, behind = array.shape[: layout.place], array.shape[layout.place + 1 :]
+    column = single.reshape((*before, *(1 for _ in merged), *behind))
+    return replace(known, array=np.broadcast_to(column, (*before, *merged, *behind)), copies=None, times=1)
 
 
 def beside(

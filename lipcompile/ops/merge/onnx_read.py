@@ -26,7 +26,7 @@ from lipcompile.frontends.onnx.entries import tied
 from lipcompile.frontends.onnx.layout import FIRST, placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DIRECTIONS
-from lipcompile.frontends.onnx.sizes import OWN, has_batch
+from lipcompile.frontends.onnx.sizes import OF_OWN, OWN, has_batch, of_own
 from lipcompile.frontends.onnx.values import (
     LARGEST,
     Extreme,
@@ -262,6 +262,8 @@ def minimum(context: Context, node: OnnxNode) -> Item:
 
 def _extreme(context: Context, node: OnnxNode, *, largest: bool) -> Item:
     items = [context.item(node, index) for index in range(len(node.proto.input))]
+    if (sizes := _of_own_numbers(items)) is not None:
+        return sizes
     halved = context.layout == FIRST and _has_other_half(context, node)
     pair = _interleaved(context, node, items) or _halves(context, node, items) if halved else None
     if pair is not None:
@@ -273,6 +275,22 @@ def _extreme(context: Context, node: OnnxNode, *, largest: bool) -> Item:
     for known in constants:
         value = limited(context, node, value, known, largest=largest)
     return value
+
+
+def _of_own_numbers(items: Sequence[Item | None]) -> Known | None:
+    """The numbers of the examples, and what these compute: torch.onnx broadcasts places so, for the sizes."""
+    own = [item for item in items if isinstance(item, Known) and of_own(item.array).any()]
+    computed = [shape_of(item) for item in items if isinstance(item, Value)]
+    if not own or not computed or len(own) + len(computed) < len(items):
+        return None
+    from_end = {one.array.ndim - one.copies for one in own if one.copies is not None}
+    if from_end | {len(shape) + 1 for shape in computed} != from_end or len(from_end) != 1:
+        return None
+    try:
+        wide = np.broadcast_shapes(*(one.array.shape for one in own), *((1, *shape) for shape in computed))
+    except ValueError:
+        return None
+    return Known(np.full(wide, OF_OWN), copies=len(wide) - from_end.pop())
 
 
 def _interleaved(context: Context, node: OnnxNode, items: Sequence[Item | None]) -> tuple[Value, int] | None:

@@ -96,6 +96,13 @@ def einsum_of_windows(net: Any, h: Tensor) -> Tensor:
     return own.reshape(h.shape) + made.permute(2, 0, 1, 3).reshape(h.shape)
 
 
+def shifted_rows(_: Any, h: Tensor) -> Tensor:
+    """As relative positions are shifted, in heads that are one axis with the batch: zeros behind each row."""
+    heads = h.view(-1, 3, 2, 2).transpose(1, 2).reshape(-1, 3, 2)
+    wide = torch.cat([heads, torch.zeros(*heads.shape[:2], 1)], 2).flatten(1)
+    return torch.cat([wide, torch.zeros(len(wide), 3)], 1).view(-1, 2, 4, 3)[..., :2].sum(2).reshape(-1, 1, 4) + h
+
+
 def spread_in_front(_: Any, h: Tensor) -> Tensor:
     """As NetVLAD, and attention over the steps of a decoder."""
     wide = h[:, 0].expand(3, -1, -1).permute(1, 0, 2) * h
@@ -152,6 +159,7 @@ FUNCTIONS = (
     heads_in_front,
     moved_by_einsum,
     einsum_of_windows,
+    shifted_rows,
     spread_in_front,
     compared,
     one_matrix_each,

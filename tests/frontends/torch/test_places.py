@@ -72,6 +72,7 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
     "one written": lambda h: h * torch.zeros(h.size()).scatter_(-1, h.argmax(-1, keepdim=True), 1),
     "neighbours": neighbours,
     "chosen row": chosen_row,
+    "chosen rows": lambda h: h[torch.arange(len(h))[:, None], h.sum(-1).topk(3).indices],
     "halves of places": lambda h: h * (h.argmax(-1, keepdim=True) // 2 + h.topk(2, -1).indices[..., 1:] // 2),
     "one hot": lambda h: h * F.one_hot(h.argmax(-1), WIDTH).float(),
 }
@@ -190,4 +191,50 @@ def test_columns_may_share_a_table_at_offsets(offsets: tuple[int, ...], largest:
     module = lipcompile.private(net, x, bounds="clip")
     last = torch.full((1, 3), largest) - torch.tensor([0, 0, largest - 2])
     torch.testing.assert_close(module(last), net(last), rtol=1e-5, atol=1e-6)
+    held_to_torch(net, module, x)
+
+
+class Columns(Fields):
+    """The columns are put beside one another, or a word that is the same for all beside two of them."""
+
+    def __init__(self, more: bool) -> None:
+        super().__init__((0, 3, 9))
+        self.more = more
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = torch.cat([x[:, 0].unsqueeze(1), x[:, 1:2], x[:, 2:]], 1) + self.offsets
+        if self.more:
+            words = torch.cat([torch.full((len(x), 1), 11), words[:, 1:]], 1)
+        return self.head(self.table(words).flatten(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:the weights were loaded, but could not be compared")
+@pytest.mark.parametrize("more", [False, True])
+def test_columns_that_are_put_together_may_share_a_table(more: bool) -> None:
+    net, x = Columns(more), torch.tensor([[1, 2, 0], [2, 1, 1], [1, 5, 2], [0, 0, 1]])
+    module = lipcompile.private(net, x, bounds="clip")
+    torch.testing.assert_close(module(x), net(x), rtol=1e-5, atol=1e-6)
+    held_to_torch(net, module, x)
+
+
+class Shown(nn.Module):
+    """As RecBole's SHAN: which words are padding, and a first place that is never hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.cat([torch.zeros(len(x), 1).eq(1), x.eq(0)], 1)
+        rows = torch.cat([self.table(x).mean(1, keepdim=True), self.table(x)], 1)
+        scores = rows.sum(-1).masked_fill(hidden, float("-inf")).softmax(-1)
+        return self.head((scores.unsqueeze(-1) * rows).sum(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:the weights were loaded, but could not be compared")
+def test_truths_may_stand_beside_those_of_an_example() -> None:
+    net, x = Shown(), torch.tensor([[1, 2, 0, 0], [3, 0, 0, 0], [4, 5, 6, 7], [8, 8, 1, 0]])
+    module = lipcompile.private(net, x, bounds="clip")
+    torch.testing.assert_close(module(x), net(x), rtol=1e-5, atol=1e-6)
     held_to_torch(net, module, x)

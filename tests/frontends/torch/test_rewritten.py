@@ -55,6 +55,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "steps that are added up": lambda h: torch.nn.Fold((1, 4), (1, 2), stride=(1, 2), dilation=(2, 1))(
         h.view(-1, 2, 2)
     ).flatten(1),
+    "a distribution": lambda h: _density(h) * h,
     "angles": lambda h: torch.acos(h.tanh()) + torch.asin(0.9 * h.sin()) + torch.tan(h / 4),
     "hyperbolic": lambda h: torch.cosh(h) - torch.sinh(h / 2) + torch.atanh(h.tanh() * 0.8),
     "kernels of each": lambda h: _modulated(h, h),
@@ -81,6 +82,12 @@ def _sampled(h: Tensor, mode: str, padding: str, corners: bool) -> Tensor:
     """Two channels of 3 × 2 entries at two places, some of them outside."""
     image = torch.cat([h, h.cos(), h[:, :1], h[:, 2:]], 1)[:, :12].repeat(1, 2)[:, :12].view(-1, 2, 3, 2)
     return F.grid_sample(image, 1.3 * h.view(-1, 2, 1, 2), mode, padding, corners).flatten(1)
+
+
+def _density(h: Tensor) -> Tensor:
+    """Torch looks whether the deviations are positive."""
+    normal = torch.distributions.Normal(h, h.exp())
+    return normal.log_prob(h.flip(1)) + normal.entropy() + torch.distributions.Normal(0.0, 1.0).log_prob(h)
 
 
 def _turn(h: Tensor) -> Tensor:
