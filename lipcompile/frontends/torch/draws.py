@@ -31,11 +31,11 @@ def draws_in_evaluation(
 
     program: of the module in the mode that it is in. Raises Untraceable (LIP110) for draws other than noise.
     """
-    if not any(map(_draws, program.graph.nodes)):
+    if not any(map(_draws, _read(program))):
         return
     with evaluating(module):
         calm, _ = traced(module, examples)
-    found = {_name(node): node for node in calm.graph.nodes if _draws(node)}
+    found = {_name(node): node for node in _read(calm) if _draws(node)}
     for name, node in found.items():
         if name not in _NORMAL:
             message = (
@@ -47,6 +47,18 @@ def draws_in_evaluation(
         message = f"`{name}` draws noise in evaluation mode too: the emitted module takes its mean there"
         help_line = "draw under `if self.training:`; load_trained() puts what was trained into your own module"
         yield Diagnostic("LIP128", message, help_line, Severity.WARNING, location=line_of(calm, node.name))
+
+
+def _read(program: ExportedProgram) -> list[Node]:
+    """Return the operations that the outputs depend on, in order: a trace keeps draws that nothing reads."""
+    (output,) = program.graph.find_nodes(op="output")
+    waiting, seen = [output], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += node.all_input_nodes
+    return [node for node in program.graph.nodes if node in seen]
 
 
 def _name(node: Node) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import SymInt, Tensor
+from torch import SymInt, Tensor, arange
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 from torch.nn import Module, functional
 from torch.nn.functional import conv_transpose2d, embedding, leaky_relu, scaled_dot_product_attention, unfold
@@ -29,7 +30,9 @@ def rewritten() -> Iterator[None]:
         stack.enter_context(patch.object(Distribution, "_validate_args", False))  # it looks at the numbers
         own: Any = Tensor.data
         stack.enter_context(patch.object(Tensor, "data", property(Tensor.detach, own.__set__)))
+        stack.enter_context(patch.object(FakeTensor, "tolist", _of_known_numbers(FakeTensor.tolist)))
         for home, write in (
+            (torch, _arange),
             (torch, _cdist),
             (torch, _conv2d),
             (functional, _conv2d),
@@ -81,6 +84,27 @@ def _is_said_to_be_causal(_mask: Tensor | None, is_causal: bool | None = None, _
 
 def _any(*tensors: Any, **named: Any) -> None:
     """Have the signature of what is not written in Python."""
+
+
+def _arange(given: Mapping[str, Any]) -> Tensor | None:
+    """Whole numbers that are known keep them: a trace knows none of a tensor, also of a list of axes."""
+    numbers = given["tensors"]
+    if not all(isinstance(number, int) for number in numbers) or {"start", "end", "step"} & set(given["named"]):
+        return None
+    made = arange(*numbers, **given["named"])
+    if not made.is_floating_point() and not made.is_inference():
+        made.known_numbers = [*range(*numbers)]  # type: ignore[attr-defined]
+    return made
+
+
+def _of_known_numbers(tolist: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """Return the numbers of `arange` where nothing was written into it."""
+
+    def listed(tensor: Tensor) -> Any:
+        known = getattr(tensor, "known_numbers", None)
+        return tolist(tensor) if known is None or tensor._version else [*known]
+
+    return listed
 
 
 def _cdist(given: Mapping[str, Any]) -> Tensor:
@@ -156,7 +180,8 @@ def _rfftfreq(given: Mapping[str, Any]) -> Tensor:
 def _frequencies(given: Mapping[str, Any], numbers: Callable[[int], list[int]]) -> Tensor:
     named = dict(given["named"])
     count, *spacing = [*given["tensors"], *(named.pop(name) for name in ("n", "d") if name in named)]
-    return torch.tensor(numbers(int(count)), dtype=torch.get_default_dtype()) / (count * (spacing or [1.0])[0])
+    whole = torch.tensor(numbers(int(count)), dtype=torch.get_default_dtype())
+    return whole / float(count * (spacing or [1.0])[0])
 
 
 def _fold(given: Mapping[str, Any]) -> Tensor | None:
@@ -178,7 +203,7 @@ def _fold(given: Mapping[str, Any]) -> Tensor | None:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)  # type: ignore[return-value]
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 def _rrelu(given: Mapping[str, Any]) -> Tensor | None:

@@ -145,6 +145,13 @@ def test_a_draw_of_all_examples_is_refused() -> None:
     assert "LIP110" in codes(lambda h: h + torch.randn(4), bounds="clip")
 
 
+def test_a_draw_that_nothing_reads_is_none() -> None:
+    """As PonderNet's, if only its probabilities are returned."""
+    drawn = codes(lambda h: (h, torch.bernoulli(h.sigmoid()) * h)[0], bounds="clip")
+    assert drawn == codes(lambda h: h, bounds="clip")
+    assert "LIP110" in codes(lambda h: torch.bernoulli(h.sigmoid()) * h, bounds="clip")
+
+
 def test_noise_has_no_theorem() -> None:
     draw = torch.normal
     assert "LIP110" in codes(lambda h: draw(h, torch.ones_like(h)), bounds="theorem", input_norm=1)

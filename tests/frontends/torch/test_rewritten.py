@@ -55,6 +55,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "steps that are added up": lambda h: torch.nn.Fold((1, 4), (1, 2), stride=(1, 2), dilation=(2, 1))(
         h.view(-1, 2, 2)
     ).flatten(1),
+    "a list of axes": lambda h: h - h.view(-1, 2, 2).mean(torch.arange(1, 3).tolist(), keepdim=True).flatten(1),
     "a distribution": lambda h: _density(h) * h,
     "angles": lambda h: torch.acos(h.tanh()) + torch.asin(0.9 * h.sin()) + torch.tan(h / 4),
     "hyperbolic": lambda h: torch.cosh(h) - torch.sinh(h / 2) + torch.atanh(h.tanh() * 0.8),
@@ -86,8 +87,9 @@ def _sampled(h: Tensor, mode: str, padding: str, corners: bool) -> Tensor:
 
 def _density(h: Tensor) -> Tensor:
     """Torch looks whether the deviations are positive."""
-    normal = torch.distributions.Normal(h, h.exp())
-    return normal.log_prob(h.flip(1)) + normal.entropy() + torch.distributions.Normal(0.0, 1.0).log_prob(h)
+    normal: Any = torch.distributions.Normal(h, h.exp())
+    standard: Any = torch.distributions.Normal(0.0, 1.0)
+    return normal.log_prob(h.flip(1)) + normal.entropy() + standard.log_prob(h)  # type: ignore[no-any-return]
 
 
 def _turn(h: Tensor) -> Tensor:
