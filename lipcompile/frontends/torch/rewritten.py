@@ -178,10 +178,10 @@ def _rfftfreq(given: Mapping[str, Any]) -> Tensor:
 
 
 def _frequencies(given: Mapping[str, Any], numbers: Callable[[int], list[int]]) -> Tensor:
-    named = dict(given["named"])
-    count, *spacing = [*given["tensors"], *(named.pop(name) for name in ("n", "d") if name in named)]
-    whole = torch.tensor(numbers(int(count)), dtype=torch.get_default_dtype())
-    return whole / float(count * (spacing or [1.0])[0])
+    named = given["named"]
+    values = list(given["tensors"]) + [named[name] for name in ("n", "d") if name in named]
+    count, spacing = int(values[0]), float(values[1]) if len(values) > 1 else 1.0
+    return torch.tensor(numbers(count), dtype=torch.get_default_dtype()) / (count * spacing)
 
 
 def _fold(given: Mapping[str, Any]) -> Tensor | None:
