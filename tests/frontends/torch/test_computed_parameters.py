@@ -183,13 +183,6 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "limits and bias": lambda net, h: h.clamp(-net.t.abs(), net.t.abs()) + net.t,
     "axis between": lambda net, h: (h.view(-1, TOKENS, 2, 3) * net.w[:TOKENS, None, :3].exp()).reshape(h.shape),
     "axis between, as it is": lambda net, h: (h[:, None].expand(-1, WIDTH, -1, -1) * net.w[:, None]).mean(1),
-    "norms of a parameter": lambda net, h: (
-        h * F.layer_norm(net.w[:TOKENS], (WIDTH,), net.p) + F.gelu(net.w[0]) * net.p
-    ),
-    "activations of a parameter": lambda net, h: (
-        h * F.hardswish(F.mish(net.p)) + F.selu(net.p) + F.celu(net.p) * F.hardsigmoid(net.p)
-    ),
-    "groups of a parameter": lambda net, h: h * F.group_norm(net.w[None], 2, net.p)[0, :TOKENS] + net.p,
     "mask in two uses": lambda net, h: F.linear(F.linear(h, _masked(net.w), net.p).tanh(), _masked(net.w), net.p),
     "shifted gain": lambda net, h: F.rms_norm(h, (WIDTH,)) * (1.0 + net.p),
     "shifted gain of a norm": lambda net, h: F.layer_norm(h, (WIDTH,), 1 + net.p, net.w[0].sin()),
