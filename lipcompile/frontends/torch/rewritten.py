@@ -97,10 +97,10 @@ def _arange(given: Mapping[str, Any]) -> Tensor | None:
     return made
 
 
-def _of_known_numbers(tolist: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+def _of_known_numbers(tolist: Callable[[FakeTensor], Any]) -> Callable[[FakeTensor], Any]:
     """Return the numbers of `arange` where nothing was written into it."""
 
-    def listed(tensor: Tensor) -> Any:
+    def listed(tensor: FakeTensor) -> Any:
         known = getattr(tensor, "known_numbers", None)
         return tolist(tensor) if known is None or tensor._version else [*known]
 
