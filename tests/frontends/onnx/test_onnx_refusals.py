@@ -100,7 +100,6 @@ REFUSED: list[Case] = [
     ("LIP108", "batch axis", [node("ReduceMean", "x", "y")], ("n", 6), {}),
     ("LIP108", "to the batch", [node("Pad", "x p", "y")], ("n", 2, 3), {"p": ints(1, 0, 0, 0, 0, 0)}),
     ("LIP108", "mixes", [node("Unsqueeze", "x a", "u"), node("Add", "u x", "y")], ("n", 6), {"a": ints(1)}),
-    ("LIP110", "neighbouring", [node("Mul", "x b", "y")], ("n", 6, 2, 3), {"b": floats(6, 1, 3)}),
     ("LIP102", "do not fit", [node("Mul", "x b", "y")], ("n", 5), {"b": floats(6)}),
     ("LIP108", "example to example", [node("Mul", "x b", "y")], ("n", 6), {"b": floats(3, 6)}),
     ("LIP108", "mixes", [node("Unsqueeze", "x a", "u"), node("Mul", "u x", "y")], ("n", 6), {"a": ints(1)}),
