@@ -113,7 +113,9 @@ def _attribute(found: Any, home: str, name: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             public = [known for known in dir(found) if not known.startswith("_")]
-            raise input_error("LIP020", f"`{seen}` has no attribute `{part}`", suggest(part, public)) from None
+            own = [known for known in public if getattr(getattr(found, known, None), "__module__", None) == home]
+            help_line = suggest(part, public) or (f"it has {', '.join(own)}" if own else "")
+            raise input_error("LIP020", f"`{seen}` has no attribute `{part}`", help_line) from None
         seen = f"{seen}.{part}"
     return found
 

@@ -207,6 +207,13 @@ def test_a_module_without_a_norm_is_clipped_where_it_is_trained(user: Any, capsy
         assert "LIP014" in capsys.readouterr().err
 
 
+def test_names_of_a_file_are_listed_where_none_is_alike(user: Any) -> None:
+    name = user("def made():\n    return Net()\nNUMBER = 3")
+    with pytest.raises(InputError) as raised:
+        lipcompile.check(f"{name}:Transformer", _options(("--input-shape", "3,8,8")))
+    assert raised.value.diagnostics[0].help == "it has Net, made"
+
+
 # Shapes
 
 
