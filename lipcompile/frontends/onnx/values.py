@@ -25,6 +25,7 @@ from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DRAWS, refusal_of, seeded
 from lipcompile.frontends.onnx.sizes import BATCH, OF_OWN, OWN, checked, has_batch, multiple, of_own
+from lipcompile.ops.activation.write import WRITTEN
 
 Array = NDArray[Any]
 MOVES = frozenset(
@@ -34,18 +35,18 @@ MOVES = frozenset(
 OF_ENTRIES = MOVES | {"CastLike", "Expand", "GatherElements", "GatherND", "Neg", "Split", "Tile"}
 # They leave the numbers of the examples what they are.
 _KEEPS_STEP = ("Identity", "Squeeze", "Transpose", "Unsqueeze")
-# Deterministic, and no larger than `memory.expect` says: everything else is refused on constants as well.
+# Deterministic, and no larger than `memory.expect` says, as activations are: everything else is refused on
+# constants as well.
 _ARITHMETIC = """
-    Abs Acos Acosh Add And Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr
-    BitwiseXor CastLike Ceil Celu Clip Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Einsum
-    Elu Equal Erf Exp Expand EyeLike Floor GatherElements GatherND Gelu Gemm Greater GreaterOrEqual
-    GroupNormalization HardSigmoid HardSwish InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu
-    Less LessOrEqual Log LogSoftmax MatMul Max Mean Min Mish Mod Mul Neg NonZero Not Or PRelu Pad Pow
-    RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
-    ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Resize Round ScatterElements ScatterND Selu Shape
-    Sigmoid Sign Sin Sinh Size Softmax Softplus Softsign Split Sqrt Sub Sum Tan Tanh Tile Trilu Where Xor
+    Acos Acosh Add And Asin Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CastLike
+    Ceil Clip Constant ConstantOfShape Cosh CumSum DequantizeLinear Div Einsum Equal Exp Expand EyeLike
+    Floor GatherElements GatherND Gelu Gemm Greater GreaterOrEqual GroupNormalization InstanceNormalization
+    IsInf IsNaN LayerNormalization Less LessOrEqual Log LogSoftmax MatMul Max Mean Min Mod Mul Neg NonZero
+    Not Or PRelu Pad Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
+    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize Round ScatterElements
+    ScatterND Shape Sinh Size Softmax Split Sqrt Sub Sum Tan Tile Trilu Where Xor
 """
-ARITHMETIC = frozenset(_ARITHMETIC.split())
+ARITHMETIC = frozenset(_ARITHMETIC.split()) | {one.operator for one in WRITTEN.values() if one.operator}
 # What stands for the infinite numbers of masks: behind a softmax it is as good as they are.
 LARGEST = 2.0**127
 DIFFERS = "a number is computed from the batch size: it differs from batch to batch"
