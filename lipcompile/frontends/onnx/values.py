@@ -40,11 +40,11 @@ _KEEPS_STEP = ("Identity", "Squeeze", "Transpose", "Unsqueeze")
 _ARITHMETIC = """
     Acos Acosh Add And Asin Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CastLike
     Ceil Clip Constant ConstantOfShape Cosh CumSum DequantizeLinear Div Einsum Equal Exp Expand EyeLike
-    Floor GatherElements GatherND Gelu Gemm Greater GreaterOrEqual GroupNormalization InstanceNormalization
-    IsInf IsNaN LayerNormalization Less LessOrEqual Log LogSoftmax MatMul Max Mean Min Mod Mul Neg NonZero
-    Not Or PRelu Pad Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
-    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize Round ScatterElements
-    ScatterND Shape Sinh Size Softmax Split Sqrt Sub Sum Tan Tile Trilu Where Xor
+    Floor GatherElements GatherND Gelu Gemm Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Log
+    LogSoftmax MatMul Max Mean Min Mod Mul Neg NonZero Not Or PRelu Pad Pow Range Reciprocal ReduceL1
+    ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+    ReduceSumSquare Resize Round ScatterElements ScatterND Shape Sinh Size Softmax Split Sqrt Sub Sum Tan
+    Tile Trilu Where Xor
 """
 ARITHMETIC = frozenset(_ARITHMETIC.split()) | {one.operator for one in WRITTEN.values() if one.operator}
 # What stands for the infinite numbers of masks: behind a softmax it is as good as they are.

@@ -172,21 +172,20 @@ def test_what_crosses_the_batch_is_refused(function: Any) -> None:
 
 
 class Positions(nn.Module):
-    """As LightSANs: positions are normalised, and go through activations, before an example is met."""
+    """Positions go through activations before an example is met."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table, self.norm = nn.Parameter(torch.randn(TOKENS, WIDTH)), nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, 3)
+        self.table, self.head = nn.Parameter(torch.randn(TOKENS, WIDTH)), nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = F.selu(F.gelu(F.hardswish(F.mish(self.norm(self.table)))))
-        return self.head((x + F.group_norm(places[None], TOKENS)[0]).tanh().mean(1))  # type: ignore[no-any-return]
+        places = F.selu(F.gelu(F.hardswish(F.mish(self.table))))
+        return self.head((x + places).tanh().mean(1))  # type: ignore[no-any-return]
 
 
 @pytest.mark.filterwarnings("ignore:.*is trained itself, without that computation")
-def test_norms_of_parameters_are_computed_while_importing() -> None:
+def test_activations_of_parameters_are_computed_while_importing() -> None:
     """What is made of them is trained by itself, as is told."""
     net = Positions()
     module = lipcompile.private(net, (TOKENS, WIDTH), bounds="clip")
