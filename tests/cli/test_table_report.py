@@ -35,7 +35,7 @@ def test_each_point_of_the_course_has_the_score_of_its_weights(monkeypatch: pyte
         return mapping(one, rows)
 
     monkeypatch.setattr(Features, "__call__", counted)
-    page = page_of(model, data, outputs, course, "t.csv", len(age), [])
+    page = page_of(model, data, outputs, "", course, "t.csv", len(age), [])
     assert mapped == [len(age)]
     shares = [score for _, score in page.course]
     assert shares == pytest.approx([float((data.y == "old").mean()), 1 - right, right])

@@ -424,6 +424,8 @@ def test_inputs_that_are_clipped_are_counted(capsys: Capture) -> None:
         (0.5, [0, 1, 2, 2], "50.0%"),
         (0.5, [[1, -1], [2, -1]], "50.0%"),  # of pixels or tokens, two of which count
         (0.8, [0, 0, 0, 1], ""),
+        (0.8, [-1, -1, 1, 1], ""),  # signs, both of which count
+        (0.5, [-1, -1, 1, 1], "50.0%"),
         (math.nan, [0.5, 0.5, 0.1, 0.2], ""),  # no classes
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -20,6 +20,9 @@ from rich.progress import (
 
 from lipcompile.numbers.rounding import upward
 from lipcompile.reports.console import printable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class _Bar:
@@ -117,6 +120,13 @@ class CountWatch(_Bar):
 def accuracy(share: float) -> str:
     """Return a test accuracy as text."""
     return f"test accuracy {100 * share:.1f} %"
+
+
+def most_frequent(labels: NDArray[Any]) -> float:
+    """Return the share of the most frequent one of labels, of any shape: the accuracy of saying nothing else."""
+    import numpy as np
+
+    return float(np.unique(labels, return_counts=True)[1].max()) / labels.size
 
 
 def scored(result: Any) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lipcompile.cli.shared.progress import most_frequent
 from lipcompile.learn.recipe import FEW
 from lipcompile.reports.html.table_page import Confusion, TablePage
 
@@ -38,13 +38,21 @@ class Course:
 
 
 def page_of(
-    model: TableModel, test: Encoded, outputs: Array, course: Course, source: str, rows: int, unpaid: Sequence[str]
+    model: TableModel,
+    test: Encoded,
+    outputs: Array,
+    without: str,
+    course: Course,
+    source: str,
+    rows: int,
+    unpaid: Sequence[str],
 ) -> TablePage:
     """Return what the page of a run shows.
 
     Args:
         test: encoded rows to test on.
         outputs: of the model for them, [N, outputs].
+        without: what `without_model` returns of them.
         rows: number of rows to train on.
         unpaid: what was read from the rows, sentences.
     """
@@ -63,7 +71,7 @@ def page_of(
         tested=len(test.x),
         measure="Test accuracy" if classes else "Test R²",
         score=f"{100 * score:.1f} %" if classes else f"{score:.3f}",
-        without_model=without_model(model, outputs, test.y),
+        without_model=without,
         epsilon=fitted.epsilon,
         delta=fitted.budget.delta,
         private=fitted.private,
@@ -84,8 +92,7 @@ def without_model(model: TableModel, outputs: Array, y: NDArray[Any]) -> str:
     that of the model, which a few large targets do not decide as they do R².
     """
     if model.schema.classes is not None:
-        most = max(Counter(y).values())
-        return f"{100 * most / len(y):.1f} % by the most frequent class alone"
+        return f"{100 * most_frequent(y):.1f} % by the most frequent class alone"
     own, one = (np.median(np.abs(y - found)) for found in (model.predicted(outputs), np.median(y)))
     return f"median error {own:.3g}, and {one:.3g} by the median alone"
 

@@ -105,12 +105,13 @@ def fit(parts: Parts, output: Path | None, **options: Any) -> tuple[str, Fitted,
     files, outputs = {}, model.fitted.outputs(parts.test.x)
     score = model.score(outputs, parts.test.y)
     told = accuracy(score) if parts.schema.task == "classification" else f"test R² {score:.3f}"
+    without = without_model(model, outputs, parts.test.y)
     if output is not None:
         model.save(output / MODEL)
-        page = page_of(model, parts.test, outputs, course, parts.source, len(parts.train.x), parts.unpaid)
+        page = page_of(model, parts.test, outputs, without, course, parts.source, len(parts.train.x), parts.unpaid)
         write_text(output / PAGE, render_table(page))
         files = {"model": output / MODEL, "ledger": output / LEDGER, "page": output / PAGE}
-    return f"{told} ({without_model(model, outputs, parts.test.y)})", model.fitted, files
+    return f"{told} ({without})", model.fitted, files
 
 
 def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:

@@ -28,7 +28,7 @@ from lipcompile_privacy.errors import (
 
 from lipcompile.cli.shared.inputs import CHECKPOINT, CLASSES, LEDGER, MODULE, arrays_of
 from lipcompile.cli.shared.output import complain, write_text
-from lipcompile.cli.shared.progress import Watch, scored
+from lipcompile.cli.shared.progress import Watch, most_frequent, scored
 from lipcompile.core.backend import Backend, instantiate
 from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
 from lipcompile.numbers.rounding import upward
@@ -278,12 +278,10 @@ def tell_large(module: Any, inputs: NDArray[Any]) -> None:
 
 def tell_unlearned(accuracy: float, labels: NDArray[Any]) -> None:
     """Say on stderr if a model is no better on labels [M, …] than their most frequent class."""
-    import numpy as np
-
     if math.isnan(accuracy):
         return
-    known = labels[labels >= 0]  # negative ones of tokens and pixels do not count
-    most = np.unique(known, return_counts=True)[1].max() / known.size
+    is_one_each = labels.size == len(labels)  # those of tokens and pixels do not count if they are negative
+    most = most_frequent(labels if is_one_each else labels[labels >= 0])
     if accuracy <= most:
         click.echo(
             f"note: the most frequent class alone has {most:.1%} of the test part: the model has learned no more; "
