@@ -400,14 +400,20 @@ def _scores(module: LipschitzModule, x: Tensor, y: Tensor) -> tuple[float, float
 @torch.no_grad()
 def mean_loss(module: LipschitzModule, x: Tensor, y: Tensor) -> float:
     """Return the mean loss of examples [M, …] with targets [M, …]: exact, as that of `evaluate`."""
+    losses = (module.per_example_loss(output, target) for output, target in _outputs(module, x, y))
+    return sum(float(some.sum()) for some in losses) / len(x)
+
+
+def _outputs(module: LipschitzModule, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield outputs in evaluation mode, and targets, of examples [M, …], some at a time."""
     device, was_training = next(module.parameters()).device, module.training
-    module.eval()
     pieces = zip(torch.split(x, _EVALUATION_BATCH), torch.split(y, _EVALUATION_BATCH), strict=True)
-    total = sum(
-        float(module.per_example_loss(module(some.to(device)), wanted.to(device)).sum()) for some, wanted in pieces
-    )
-    module.train(was_training)
-    return total / len(x)
+    module.eval()
+    try:
+        for inputs, targets in pieces:
+            yield module(inputs.to(device)), targets.to(device)
+    finally:
+        module.train(was_training)
 
 
 @torch.no_grad()
@@ -419,19 +425,16 @@ def evaluate(module: LipschitzModule, x: Tensor, y: Tensor) -> float:
     """
     if y.is_floating_point():
         return math.nan
-    device = next(module.parameters()).device
-    was_training, axis = module.training, _class_axis(module)
-    module.eval()
+    axis = _class_axis(module)
     correct = counted = 0
-    for inputs, labels in zip(torch.split(x, _EVALUATION_BATCH), torch.split(y, _EVALUATION_BATCH), strict=True):
-        predicted = predict(module(inputs.to(device)), axis)
+    for output, labels in _outputs(module, x, y):
+        predicted = predict(output, axis)
         if predicted.numel() != labels.numel():
             return math.nan
-        wanted = labels.to(device).reshape(predicted.shape)
+        wanted = labels.reshape(predicted.shape)
         known = wanted >= 0 if wanted.dim() > 1 else torch.ones_like(wanted, dtype=torch.bool)
         correct += int((known & (predicted == wanted.clamp(min=0))).sum())
         counted += int(known.sum())
-    module.train(was_training)
     return correct / counted if counted else math.nan
 
 
