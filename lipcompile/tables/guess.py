@@ -62,9 +62,10 @@ def guess(source: Any, target: str | None = None, *, public: bool = False, token
     numerals = _written(source, spoken)
     if target in numerals and numerals[target].coerce:  # words among numbers are classes
         del numerals[target]
-    written: dict[str, Number | Date] = {**numerals}
-    written |= _dated(source, [name for name in spoken if name not in (*written, target)])
-    texts_alone = [name for name in spoken if name not in (*written, target)]
+    others = [name for name in spoken if name not in numerals and name != target]
+    dates = _dated(source, others)
+    written: dict[str, Number | Date] = {**numerals, **dates}
+    texts_alone = [name for name in others if name not in dates]
     free = _free_texts(source, texts_alone)
     kinds |= dict.fromkeys([*free, *_constant(source, texts_alone)], Ignore)
     kinds |= {name: type(column) for name, column in written.items()}

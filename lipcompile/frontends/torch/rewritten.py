@@ -129,10 +129,7 @@ def _conv2d(given: Mapping[str, Any]) -> Tensor | None:
 
 def _sizes(sizes: Any, kernel: Any, of: Mapping[str, Any]) -> list[int]:
     """Return the sizes of the output of a convolution."""
-    stride, padding, dilation = (
-        (value, value) if isinstance(value := of[name], int) else value
-        for name in ("stride", "padding", "dilation")
-    )
+    stride, padding, dilation = (_pair(of[name]) for name in ("stride", "padding", "dilation"))
     axes = zip(sizes, kernel, stride, dilation, zip(padding, padding, strict=True), strict=True)
     return [Window(*axis).outputs for axis in axes]
 
@@ -195,8 +192,8 @@ def _fold(given: Mapping[str, Any]) -> Tensor | None:
     axes = [*zip(kernel, stride, dilation, padding, strict=True)]
     places = [Window(size, *axis[:3], (axis[3],) * 2).outputs for size, axis in zip(sizes, axes, strict=True)]
     more = [
-        size - ((count - 1) * step - 2 * pad + spread * (taps - 1) + 1)
-        for size, count, (taps, step, spread, pad) in zip(sizes, places, axes, strict=True)
+        (size + 2 * pad - spread * (reach - 1) - 1) % step  # entries behind the last window
+        for size, (reach, step, spread, pad) in zip(sizes, axes, strict=True)
     ]
     image = windows.unflatten(2, places)
     return conv_transpose2d(image, taps.to(windows), None, stride, padding, more, channels, dilation)
