@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     Loss = Callable[[Any, Any], Tensor]
 
 
-# Codes of operations without a rule. Gradients of whole modules need none.
-_NO_RULE = {"LIP100", "LIP105", "LIP110", "LIP121", "LIP308"}
-
-
 def private(
     module: Module,
     example: Example,
@@ -86,12 +82,11 @@ def private(
         ...     optimizer.step()
     """
     chosen = _options(loss, bounds, options)
-    try:
-        with _joining(module, chosen) as outputs:
-            _, derivation, text = _emitted(module, example, chosen, verify=verify_import)
-    except InputError as error:
-        raise error if bounds == "theorem" else _with_whole_gradients(error) from None
-    return _with_loss(instantiate(Path(f"{derivation.source.name}.py"), text), loss, outputs)
+    with _joining(module, chosen) as outputs:
+        _, derivation, text = _emitted(module, example, chosen, verify=verify_import)
+    return _with_loss(
+        instantiate(Path(f"{derivation.source.name}.py"), text, derivation.source.network), loss, outputs
+    )
 
 
 def _options(loss: str | Loss | None, bounds: Source, options: Mapping[str, Any]) -> ModelOptions:
@@ -126,16 +121,6 @@ def _with_loss(module: Any, loss: str | Loss | None, outputs: Sequence[Structure
     else:
         module.own_loss = partial(loss)  # a module would become a part of this one
     return module
-
-
-def _with_whole_gradients(error: InputError) -> InputError:
-    """Name the way to train what no rule covers; return other errors as they are."""
-    errors = [found for found in error.diagnostics if found.severity == Severity.ERROR]
-    if not {found.code for found in errors} <= _NO_RULE:
-        return error
-    way = "PrivacyEngine.make_private_by_clipping may train it as it is, with a whole gradient for each example"
-    found = replace(errors[-1], help=f"{errors[-1].help}; {way}" if errors[-1].help else way)
-    return InputError((*errors[:-1], found), error.source)
 
 
 def compile(  # noqa: A001  (the name of the command)
@@ -247,7 +232,8 @@ def train(
     warn_of_delta(delta, len(arrays.x_train), 2)
     folder = Path(output)
     text = text_of_run(folder, text, resume=bool(how.get("resume")))
-    module = _with_loss(drawn(folder / "model.py", text, how.get("seed")), loss, outputs)
+    made = drawn(folder / "model.py", text, how.get("seed"), derivation.source.network)
+    module = _with_loss(made, loss, outputs)
     check_targets(module, arrays)
     given = dict.fromkeys(field.name for field in fields(backend.training.TrainConfig) if field.name != "output")
     given |= {"epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size, **how}

@@ -21,6 +21,7 @@ CLIP = "name:text parameters:text* length:q+ regulariser:q+?"
 PARAMETER = "shape:n* constraint:text bound:q0? trainable:flag"
 # Half of what the runtime adds to a bound that it computes from the claims of L and of the bound without clips.
 OUTWARD = 1 + Fraction(1, 2 * 10**12)
+EITHER = ("zeros", "own_network")  # these make real numbers of tokens as well
 MOVES = ("flatten", "reshape", "slice")  # of these, the output holds tokens where the operand does
 NOTHING = Extent(real(0), real(0), real(0))
 # Where a value depends on disjoint slices of another alone: c and the rows of A, by that value and the axis.
@@ -117,7 +118,7 @@ class Derivation:
         rule, tokens = OPS[node.op], self.tokens.intersection(node.inputs)
         require(rule.operands[0] <= len(node.inputs) <= rule.operands[1], "the number of operands does not fit")
         require(
-            tokens == {*node.inputs} if node.op == "embedding" else not tokens or node.op in MOVES,
+            tokens == {*node.inputs} if node.op == "embedding" else not tokens or node.op in (*MOVES, *EITHER),
             "an op of numbers takes tokens, or an op of tokens takes numbers",
         )
         self.tokens |= {node.name} if tokens and node.op in MOVES else set()
@@ -280,7 +281,7 @@ def fixed_nodes(graph: Mapping[str, Any]) -> list[str]:
         known = {graph["input"]["name"], *fixed}
         trained = any(graph["parameters"][name]["trainable"] for name in node["parameters"].values())
         chance = {node["attributes"].get("probability", "0"), node["attributes"].get("dropout", "0")} != {"0"}
-        chance = chance or node["op"] == "noise"
+        chance = chance or node["op"] in ("noise", "own_network")
         if not trained and not chance and known.issuperset(node["inputs"]):
             fixed.append(node["name"])
     return fixed

@@ -57,8 +57,8 @@ _ATTRIBUTES = """
     get_parameter get_submodule given_rows gradient_bounds guard_layers half input_norm input_parts input_shape
     input_tokens input_trusted ipu last_dense lipschitz load_initial_weights load_state_dict loss_clip loss_limit
     loss_lipschitz modules moved_bounds mtia named_buffers named_children named_modules named_parameters
-    noise_strategy normaliser on_features on_views own_loss parameters per_example_loss project_ projection_slack
-    register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
+    noise_strategy normaliser on_features on_views own_loss own_network parameters per_example_loss project_
+    projection_slack register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
     register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
     register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
     register_state_dict_pre_hook release requires_grad_ set_extra_state set_submodule share_memory slope

@@ -68,6 +68,8 @@ NODES: Mapping[str, str] = {
     "hsv": "functional.hsv({x})",
     "pointwise": "functional.pointwise({function}, {operands}{number:?number=0.0})",
     "noise": "functional.noise({x}, self.training)",
+    "zeros": "functional.zeros({x}, {size})",
+    "own_network": "functional.own_network(self.own_network, self.training, {size}, {operands}){tokens:-}",
     "scattering2d": "functional.scattering2d({x}, {scales}, angles={angles}, order={order})",
     "add": "{sum}",
     "multiply": "{product}",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.core.graph import Graph, Node
 from lipcompile.core.record import Vocabulary
 from lipcompile.ops.merge.rules import Sum
+from lipcompile.ops.own.rules import OwnNetwork
 from lipcompile.ops.pointwise.rules import Pointwise
 from lipcompile.ops.shape.rules import Slice
 
@@ -23,15 +24,27 @@ def vocabulary(graph: Graph) -> Vocabulary | None:
 
     It is one number if all entries may hold the same tokens.
     """
-    tables = [node for node in graph.nodes if node.op.takes == "tokens"]
+    tables = [(node.inputs[0], node.attributes.entries) for node in graph.nodes if node.op.takes == "tokens"]
+    tables += _of_networks(graph) if graph.input.tokens else ()
     if not tables:
         return None
-    found = [max(node.attributes.entries for node in tables)] * prod(graph.input.shape)
+    found = [max(rows for _, rows in tables)] * prod(graph.input.shape)
     read = _moved(graph)
-    for node in tables:
-        for entry in read[node.inputs[0]].reshape(-1).tolist():
-            found[entry] = min(found[entry], node.attributes.entries)
+    for value, rows in tables:
+        for entry in read[value].reshape(-1).tolist():
+            found[entry] = min(found[entry], rows)
     return found[0] if len(set(found)) == 1 else tuple(found)
+
+
+def _of_networks(graph: Graph) -> list[tuple[str, int]]:
+    """Return the whole numbers that networks of Python are given, and how many different ones each takes."""
+    return [
+        (value, rows)
+        for node in graph.nodes
+        if isinstance(node.attributes, OwnNetwork)
+        for value, rows in zip(node.inputs, node.attributes.tokens, strict=False)
+        if rows
+    ]
 
 
 def _moved(graph: Graph) -> dict[str, Array]:
@@ -70,6 +83,8 @@ def places(graph: Graph) -> tuple[range, ...]:
                 entries = moved[value].reshape(-1)
                 known = np.where(found[entries] > 0, found[entries], rows[0] - below)
                 found[entries] = np.minimum(known, rows[0] - below)
+    for value, count in _of_networks(graph):
+        found[moved[value].reshape(-1)] = count
     found_ranges = [range(int(rows)) for rows in found]
     for compared, count in _lengths(nodes, moved, graph.input.name):
         for entry in compared:

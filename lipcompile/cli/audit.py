@@ -115,7 +115,8 @@ def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Map
     text = backend.emit(derivation)
     assert derivation.analysis is not None
     choices = admissible(backend.audit, derivation.analysis.graph)
-    found = audited(backend.privacy_audit, instantiate(Path("audited.py"), text), choices, settings)
+    module = instantiate(Path("audited.py"), text, derivation.source.network)
+    found = audited(backend.privacy_audit, module, choices, settings)
     if found is None:
         return 1
     print_audit(model, found, settings, form)
@@ -127,7 +128,7 @@ def _attacked(derivation: Derivation, backend: Backend, effort: Mapping[str, int
     text = backend.emit(derivation)
     assert derivation.analysis is not None
     attack = backend.audit
-    module = instantiate(Path("audited.py"), text).double()
+    module = instantiate(Path("audited.py"), text, derivation.source.network).double()
     with AuditWatch() as watch:
         return attack.audit(
             module, admissible(attack, derivation.analysis.graph), attack.AuditConfig(**effort), watch

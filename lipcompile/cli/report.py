@@ -118,7 +118,7 @@ def _document(
     graph, depth = derivation.analysis.graph, derivation.analysis.depth
     analysis = replace(derivation.analysis, depth=curves(graph, depth))
     with CountWatch("changes") as watch:
-        suggestions = changes(graph, watch, gains(graph))
+        suggestions = changes(graph, watch, gains(graph, derivation.source.network))
     epsilon = None if question is None else privacy(question)
     signal = _signal(derivation, epsilon, None if question is None else question.batch_size, public)
     derivation = exceeded(derivation, signal and signal.signals, allow_vacuous=allow_vacuous)

@@ -222,14 +222,19 @@ def find(name: str = "torch") -> Backend:
     return backend
 
 
-def program(path: Path, text: str) -> Any:
-    """Run an emitted program and return it as a module of Python; `path` only appears in tracebacks."""
+def program(path: Path, text: str, network: Any = None) -> Any:
+    """Run an emitted program and return it as a module of Python; `path` only appears in tracebacks.
+
+    network: the `own_network` of the model, where it has one: see `core.derivation.Source`.
+    """
     module = ModuleType(path.stem)
     exec(compile(text, str(path), "exec"), module.__dict__)
     del module.__name__  # torch.compile would import what globals are named after, and there is no such file
+    if network is not None:
+        module.Model.own_network = network
     return module
 
 
-def instantiate(path: Path, text: str) -> Any:
-    """Run an emitted program and return an instance of its model."""
-    return program(path, text).Model()
+def instantiate(path: Path, text: str, network: Any = None) -> Any:
+    """Run an emitted program and return an instance of its model; see `program`."""
+    return program(path, text, network).Model()

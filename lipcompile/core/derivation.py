@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Graph
@@ -136,13 +136,17 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model came from."""
+    """Where a model came from.
+
+    network: the module of torch that its op `own_network` calls; None without this op.
+    """
 
     name: str
     path: str
     format: str
     sha256: str
     text: str | None = None
+    network: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

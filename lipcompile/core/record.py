@@ -20,7 +20,7 @@ A_contra = TypeVar("A_contra", contravariant=True)
 Shape = tuple[int, ...]
 ConstraintKind = Literal["spectral", "orthogonal", "frobenius", "ball", "box", "rows", "free"]
 Measure = Literal["row", "entry"]
-Takes = Literal["reals", "tokens", "any"]
+Takes = Literal["reals", "tokens", "any", "either"]
 # Numbers of tokens: one, or one for each entry of an example, in order.
 Vocabulary = int | tuple[int, ...]
 AxisOrder = Literal["kept", "channels", "placed"]
@@ -192,7 +192,8 @@ class Op(Generic[A]):
     """An op and all its rules. `proof` is `file.md#anchor` beside the rules. The last three may be left out.
 
     takes: what its operands hold: tokens are whole numbers that select rows, of the model's input or of a part of
-        it. An op that takes any moves entries about, and its output holds what its operand holds.
+        it. An op that takes any moves entries about, and its output holds what its operand holds. One that takes
+        either makes real numbers of both.
     norm, row, entry: bounds of the output. None where nothing better than the norm is known.
     reads: the measures beside the norm that its norm, Lipschitz and κ rules read of the operands.
     lipschitz: None if the op is not Lipschitz: then no trainable parameter may stand upstream of it (R3).

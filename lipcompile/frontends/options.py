@@ -89,6 +89,13 @@ class ModelOptions:
         """Whether something of the model was replaced, so that it does not compute what its original computes."""
         return self.repairs is not None and bool(self.repairs.made)
 
+    def loss_of(self, output: Shape | None, text: str) -> LossUse:
+        """Return the loss that a text declares of outputs of this shape; raises InputError (LIP210, LIP005)."""
+        if self.torchs_reduction and len(output or ()) > 1 and text.startswith("cross_entropy"):
+            total = f"{',' if ':' in text else ':'}reduce=sum" if self.torchs_reduction == "sum" else ""
+            text = f"pixel_{text}{total}"
+        return parse_loss(text)
+
     def apart(self) -> ModelOptions:
         """Return the same options with a list of fixes of its own, as an import fills in what it has fixed."""
         return replace(self, repairs=self.repairs and replace(self.repairs, made=[]))

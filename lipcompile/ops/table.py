@@ -14,6 +14,7 @@ from lipcompile.ops.loss import rules as loss
 from lipcompile.ops.merge import rules as merge
 from lipcompile.ops.normalisation import local_response
 from lipcompile.ops.normalisation import rules as normalisation
+from lipcompile.ops.own import rules as own
 from lipcompile.ops.parametric import rules as parametric
 from lipcompile.ops.pointwise import rules as pointwise
 from lipcompile.ops.pool import rules as pool
@@ -27,7 +28,7 @@ from lipcompile.ops.whitening import rules as whitening
 # fmt: off
 _FAMILIES = (
     linear, conv, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening, merge,
-    attention, dot_product, embedding, normalisation, local_response, softmax, pointwise,
+    attention, dot_product, embedding, normalisation, local_response, softmax, pointwise, own,
 )
 # fmt: on
 OPS: tuple[AnyOp, ...] = tuple(op for family in _FAMILIES for op in family.OPS)

@@ -360,6 +360,7 @@ _PRODUCTS = ("multiply", "matmul")
 CONVENTIONS = (
     *("softmax", "log_softmax", "logsumexp", "attention", "dot_product_attention", "scattering2d", "lp_pool"),
     *("layer_norm", "group_norm", "instance_norm", "lrn", "upsample"),
+    "own_network",
 )
 # Whose derivatives are bounded by means of their operands.
 _BY_OPERANDS = (*_PRODUCTS, "hard_swish", "softmax", "log_softmax", "attention", "dot_product_attention")
@@ -368,6 +369,7 @@ _EXACT = (
     *("relu", "abs", "sign", "hard_shrink", "groupsort", "fullsort", "hsv", *_CLIPPED),
     *("identity", "flatten", "reshape", "transpose", "space_to_depth", "depth_to_space", "patches", "slice"),
     *("embedding", "class_token", "concat", "where", "pad", "gather", "expand", "clip_gradient", "noise"),
+    "zeros",
 )
 _ENTRYWISE = (
     *("sin", "cos", "atan", "asinh", "erf", "leaky_relu", "tanh", "sigmoid", "softplus", "elu", "celu", "selu"),

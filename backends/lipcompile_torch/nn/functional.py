@@ -26,6 +26,8 @@ from .normalisation import l2_norm as l2_norm
 from .normalisation import layer_norm as layer_norm
 from .normalisation import local_response_norm as local_response_norm
 from .normalisation import rms_norm as rms_norm
+from .own_networks import own_network as own_network
+from .own_networks import zeros as zeros
 from .pointwise import colour_space as colour_space
 from .pointwise import hsv as hsv
 from .pointwise import noise as noise

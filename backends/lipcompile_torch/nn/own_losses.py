@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from ..clip.example_passes import line_of
+from .examples_alone import OneByOneWarning as OneByOneWarning
+from .examples_alone import each_alone
 
 
 def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] | None) -> Tensor:
@@ -45,25 +44,7 @@ def own(output: Tensor, target: Any, function: Callable[[Tensor, Any], Tensor] |
             raise ValueError(f"the loss returns {value.numel()} numbers for one example: return their mean or sum")
         return value.reshape(())
 
-    with _CheckedTables():
-        try:  # dropout or noise within the function draws for each example
-            return torch.vmap(of_one, randomness="different")(output, target)
-        except RuntimeError as error:
-            place, cause = line_of(error), str(error)
-        # In the memory of a copy there are no numbers of other examples, which a function could reach.
-        rows = (tree_map(lambda part, i=i: part[i].clone(), (output, target)) for i in range(len(output)))
-        losses = torch.stack([of_one(*row) for row in rows])
-    warnings.warn(
-        f"torch.vmap cannot run the loss{place}, so it is computed of one example after the other, which is "
-        f"slower: use torch.where in the place of `if`, and no .item() ({cause})",
-        OneByOneWarning,
-        stacklevel=4,
-    )
-    return losses
-
-
-class OneByOneWarning(UserWarning):
-    """A loss is computed of one example after the other."""
+    return each_alone(of_one, output, target, what="the loss", owner=function)
 
 
 class MixingWarning(UserWarning):
@@ -107,26 +88,3 @@ def warn_of_mixing(function: Callable[[Tensor, Any], Tensor], output: Tensor, ta
             MixingWarning,
             stacklevel=4,
         )
-
-
-class _CheckedTables(TorchFunctionMode):
-    """Reads rows of tables by indexing, which checks their places.
-
-    Torch's rule for embeddings under `vmap` takes a place beyond the end of one example's table as a row of the
-    next example's, and would mix them.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        given, name = dict(kwargs or {}), getattr(func, "__name__", "").partition(".")[0]
-        if name in _RESIZING:
-            raise ValueError(f"the loss calls {name}, which would reach the numbers of other examples")
-        if func is F.embedding:
-            given |= dict(zip(("input", "weight"), args, strict=False))
-            return given["weight"][given["input"]]
-        if name == "embedding":  # of torch, and of its library of operators
-            given |= dict(zip(("weight", "indices"), args, strict=False))
-            return given["weight"][given["indices"]]
-        return func(*args, **given)
-
-
-_RESIZING = ("resize_", "resize_as_", "set_")

@@ -26,6 +26,7 @@ from ..nn import functional
 from ..nn.constrained import ConstrainedLayer, OutsideWarning, constraints_of, outside
 from ..nn.inputs import joined
 from ..nn.own_losses import warn_of_mixing
+from ..nn.own_networks import OwnNetwork
 from ..sharding import gathered, hooked, plain_type, settle
 from .aliases import OVERLAP
 from .gate import GateRecord, Passage, check_saving, during, enter_criterion, leave_criterion, pass_gate
@@ -65,6 +66,8 @@ class LipschitzModule(nn.Module):
             the model's `train` block says so: the engine follows it unless it is told otherwise.
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
         own_loss: the function that the loss `own` applies to each example, see :func:`..nn.losses.own`.
+        own_network: the module that stands where no rule covers an operation, see
+            :func:`..nn.own_networks.own_network`; `lipcompile.private` sets it.
         split_output: takes an output [B, K] apart into the several tensors that the original module returns.
         loss_clip: C, what the gradient of each example's loss in its output is clipped to on its way back, or
             None; set by the engine before each batch, and not to be changed within one.
@@ -94,6 +97,7 @@ class LipschitzModule(nn.Module):
     last_dense: ClassVar[str | None] = None
     features_shape: ClassVar[tuple[int, ...] | None] = None
     features_norm: ClassVar[float] = math.inf
+    own_network: ClassVar[OwnNetwork | None] = None
 
     def __init__(self) -> None:
         super().__init__()

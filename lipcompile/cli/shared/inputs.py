@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,8 +19,10 @@ from lipcompile.core.backend import Backend, instantiate
 from lipcompile.core.graph import Graph
 from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.loss.regression import REAL
 from lipcompile.ops.loss.rules import CLASS, SHARE, SHARES, SIGN
+from lipcompile.ops.own.rules import OWN_NETWORK
 
 # What the records of the losses call their targets, in the words of the backend.
 _TARGETS = {
@@ -105,6 +108,7 @@ def admissible(attack: Any, graph: Graph) -> Any:
 
 # The files of a folder of `train`.
 MODULE, LEDGER, CHECKPOINT, CLASSES = "model.py", "ledger.jsonl", "checkpoint.pt", "classes.json"
+NETWORK = "network.json"  # of a module of torch that no rule covers: where it is found
 _HELP = "give the .py file that `lipcompile compile MODEL -o FILE.py` writes, or the folder of `train`"
 
 
@@ -138,7 +142,32 @@ def with_weights(path: Path, weights: Path | None, backend: Backend) -> Trained:
     found = trained(path, weights, backend)
     if found.weights is None:
         raise input_error("LIP513", "no weights were given", "use --weights run/checkpoint.pt, or a state dict")
+    _find_network(found)
     return found
+
+
+def _find_network(found: Trained) -> None:
+    """Give a module its own network, where a file of its folder says where to find it; raises InputError."""
+    from lipcompile import pipeline
+    from lipcompile.exporting import document_in
+
+    document = document_in(found.module)
+    if not any(node["op"] == OWN_NETWORK.name for node in document["graph"]["nodes"]):
+        return
+    place = found.source.parent / NETWORK
+    help_line = "load the weights into your module, by lipcompile.load_trained(module, folder, example)"
+    try:
+        said = json.loads(place.read_text(encoding="utf-8"))
+        shapes = {name: tuple(shape) for name, shape in said["input_shape"].items()}
+        reference = said["module"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        message = f"`{found.source}` calls a module of torch, and `{place}` does not say where it is"
+        raise input_error("LIP510", message, help_line) from None
+    read = pipeline.load(reference, ModelOptions(bounds="clip", input_shape=shapes)).source
+    if read.network is None or read.sha256 != document["source"]["sha256"]:
+        message = f"`{reference}` is another module than the one that `{found.source}` was trained as"
+        raise input_error("LIP510", message, f"give it back its parts and its buffers; or {help_line}")
+    type(found.module).own_network = read.network
 
 
 def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:

@@ -65,7 +65,7 @@ def _prepared(derivation: Derivation, backend: Backend, memory: Any = None) -> t
     except InputError:
         return None
     with backend.signal.repeatable(memory):  # a verdict must not change from call to call
-        module = instantiate(Path("measured.py"), text)
+        module = instantiate(Path("measured.py"), text, derivation.source.network)
         if initial:
             module.forget_certificates()  # as if these weights were its first
             module.load_initial_weights(initial, drawn.keys() - initial.keys())
@@ -84,8 +84,11 @@ def aim(target: float | None = None) -> Aim:
     return Aim(measure=excess)
 
 
-def gains(graph: Graph) -> Callable[[Graph], float | None] | None:
-    """Return what measures signal over noise of changes of a graph; None without torch, or if it is too large."""
+def gains(graph: Graph, network: Any = None) -> Callable[[Graph], float | None] | None:
+    """Return what measures signal over noise of changes of a graph; None without torch, or if it is too large.
+
+    network: see `core.derivation.Source`.
+    """
     size, entries = graph.size(), sum(prod(node.shape) for node in graph.nodes)
     if not measurable() or not isinstance(size, Fraction) or size > _LARGEST or entries > _LARGEST:
         return None
@@ -93,7 +96,7 @@ def gains(graph: Graph) -> Callable[[Graph], float | None] | None:
     memory = backend.signal.Memory()  # most changes leave most weights as they are
 
     def ratio(changed: Graph) -> float | None:
-        prepared = _prepared(_derivation(changed), backend, memory)
+        prepared = _prepared(_derivation(changed, network), backend, memory)
         return None if prepared is None else backend.signal.mean_over_noise(*prepared)
 
     return ratio
@@ -104,9 +107,9 @@ def measurable() -> bool:
     return find_spec("torch") is not None
 
 
-def _derivation(graph: Graph) -> Derivation:
+def _derivation(graph: Graph, network: Any = None) -> Derivation:
     """Return that of a changed model, without its formulas, which take longer than to measure it."""
-    source = Source(graph.name, graph.name, "lip", "")
+    source = Source(graph.name, graph.name, "lip", "", network=network)
     return Derivation(source, requirements(graph, ()), (), numbers_alone(graph))
 
 

@@ -26,7 +26,7 @@ from lipcompile_privacy.errors import (
     SamplingError,
 )
 
-from lipcompile.cli.shared.inputs import CHECKPOINT, CLASSES, LEDGER, MODULE, arrays_of
+from lipcompile.cli.shared.inputs import CHECKPOINT, CLASSES, LEDGER, MODULE, NETWORK, arrays_of
 from lipcompile.cli.shared.output import complain, write_text
 from lipcompile.cli.shared.progress import Watch, most_frequent, scored
 from lipcompile.core.backend import Backend, instantiate
@@ -110,7 +110,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
     text = text_of_run(run.output, run.text, resume=run.resume)
     watch = Watch(run.settings["epochs"])
     with _as_diagnostics(lambda: watch.began), _folder(run, text, names, lambda: watch.began):
-        module = drawn(run.output / MODULE, text, settings.get("seed"))
+        module = drawn(run.output / MODULE, text, settings.get("seed"), run.derivation.source.network)
         check_targets(module, arrays)
         tell_clipped(module, arrays.x_train)
         tell_large(module, arrays.x_train)
@@ -121,13 +121,16 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
     return result
 
 
-def drawn(path: Path, text: str, seed: int | None) -> Any:
-    """Return the module of an emitted text, whose weights follow the seed of a run that is to be repeatable."""
+def drawn(path: Path, text: str, seed: int | None, network: Any = None) -> Any:
+    """Return the module of an emitted text, whose weights follow the seed of a run that is to be repeatable.
+
+    network: see `core.backend.program`.
+    """
     import torch
 
     if seed is not None:
         torch.manual_seed(seed)
-    return instantiate(path, text)
+    return instantiate(path, text, network)
 
 
 def default_batch(derivation: Derivation, examples: int) -> int:
@@ -212,12 +215,16 @@ def _unstarted(text: str) -> str:
 def _folder(run: TrainingRun, text: str, names: list[str], began: Any) -> Iterator[None]:
     """Make the folder, the module and the names of classes in it; take them back if training does not begin."""
     new = [path for path in (run.output, *run.output.parents) if not path.exists()]
-    fresh = [name for name in (MODULE, LEDGER, CHECKPOINT, CLASSES) if not (run.output / name).exists()]
+    fresh = [name for name in (MODULE, LEDGER, CHECKPOINT, CLASSES, NETWORK) if not (run.output / name).exists()]
     run.output.mkdir(parents=True, exist_ok=True)
     try:
         write_text(run.output / MODULE, text)
         if names:
             write_text(run.output / CLASSES, json.dumps(names, ensure_ascii=False))
+        source = run.derivation.source
+        if source.network is not None:
+            shapes = {one.name: one.shape for one in source.network.inputs}
+            write_text(run.output / NETWORK, json.dumps({"module": source.path, "input_shape": shapes}))
         yield
     finally:
         if not began():

@@ -106,7 +106,9 @@ def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str |
 
 def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
     try:
-        found = agreement(program(Path("emitted.py"), text).Model, original, derivation, backend)
+        found = agreement(
+            program(Path("emitted.py"), text, derivation.source.network).Model, original, derivation, backend
+        )
     except backend.deployment.ShapeError as error:
         return _error(f"the import is wrong: {error}")
     told = _told(found, original.runner)

@@ -21,6 +21,7 @@ from lipcompile.ops.embedding import write as embedding
 from lipcompile.ops.linear import write as linear
 from lipcompile.ops.merge import write as merge
 from lipcompile.ops.normalisation import write as normalisation
+from lipcompile.ops.own import write as own
 from lipcompile.ops.parametric import write as parametric
 from lipcompile.ops.pointwise import write as pointwise
 from lipcompile.ops.pool import write as pool
@@ -99,7 +100,7 @@ HOLDERS: Mapping[str, Layer] = whitening.HOLDERS
 # fmt: off
 FAMILIES = (
     linear, conv, embedding, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening,
-    merge, attention, normalisation, softmax, pointwise,
+    merge, attention, normalisation, softmax, pointwise, own,
 )
 # fmt: on
 LAYERS: Mapping[str, Layer] = {

@@ -33,7 +33,7 @@ from lipcompile.frontends.onnx.parameters import Parameters
 from lipcompile.frontends.onnx.sizes import checked
 from lipcompile.frontends.onnx.tensors import rewritten
 from lipcompile.frontends.onnx.values import Item, Known
-from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
+from lipcompile.frontends.options import Loaded, ModelOptions, parse_number
 from lipcompile.numbers import Scalar
 
 # Imports of one model: what follows a refused node may show more.
@@ -274,13 +274,7 @@ class _Import:
     def _loss(self, output: Value) -> LossUse | None:
         """Return the loss of the options or of the file."""
         text = self._declared_loss()
-        if text is None:
-            return None
-        reduction = self.options.torchs_reduction
-        if reduction and len(output.shape or ()) > 1 and text.startswith("cross_entropy"):
-            total = f"{',' if ':' in text else ':'}reduce=sum" if reduction == "sum" else ""
-            text = f"pixel_{text}{total}"
-        return replace(parse_loss(text), location=self.at)
+        return None if text is None else replace(self.options.loss_of(output.shape, text), location=self.at)
 
     def _declared_loss(self) -> str | None:
         return self.options.loss if self.options.loss is not None else self._metadata().get("lipcompile.loss")

@@ -28,6 +28,7 @@ from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch.alone import alone, with_way
 from lipcompile.frontends.torch.computed import computed_weights
 from lipcompile.frontends.torch.cut import changed_gradients, noted
 from lipcompile.frontends.torch.draws import draws_in_evaluation, means
@@ -113,6 +114,21 @@ def _like(name: str, tensor: Tensor) -> Example:
 def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
     if options.clips_all:  # then no weight is held against a constraint, which takes a while
         options = replace(options, bounds="clip")
+    loaded = _read(module, examples, name, path, options)
+    if loaded.graph is not None:
+        return loaded
+    if options.bounds != "clip" or options.input_norm is not None:
+        return with_way(loaded)
+    made = alone(module, examples, loaded, options) or loaded
+    if made.source.network is None or options.is_repaired:
+        return made
+    run = partial(ModuleRun, module, made.source.network.inputs, None, precision(module))
+    told = (*made.diagnostics, *_ignored(module, ()), *_rounded(module))
+    return replace(made, original=run, diagnostics=told)
+
+
+def _read(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
+    """Read a module operation by operation."""
 
     def imported(program: ExportedProgram, repairs: Repairs | None) -> tuple[Loaded, ModelProto]:
         model = translated(program)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,14 @@ from lipcompile.diagnostics import InputError, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.torch.computed import computed_weights, standardises
-from lipcompile.frontends.torch.module import ModuleRun, examples_of, frozen, original_run, traced_in_numbers
+from lipcompile.frontends.torch.module import (
+    ModuleRun,
+    examples_of,
+    from_example,
+    frozen,
+    original_run,
+    traced_in_numbers,
+)
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
 from lipcompile.frontends.torch.translation import translated
 from lipcompile.frontends.torch.untraceable import Untraceable
@@ -77,6 +85,9 @@ def origins(module: Module, example: Any, options: ModelOptions, trained: Collec
 
     Raises InputError: the module is rejected, or a weight of the model is computed from several (LIP523).
     """
+    loaded = from_example(module, example, options)
+    if loaded.source.network is not None:
+        return _of_network(loaded)
     try:
         with without_rows_of_padding(padded(module)):
             traced_module, program, taken = traced_in_numbers(module, examples_of(example), options)
@@ -107,6 +118,18 @@ def origins(module: Module, example: Any, options: ModelOptions, trained: Collec
             raise input_error("LIP523", computed[0].message if computed else message, _NO_WAY_BACK)
     sizes = {name: array.size for name, array in stored.items()}
     return Origins(sizes, found, loaded, original_run(traced_module, taken, model))
+
+
+def _of_network(loaded: Loaded) -> Origins:
+    """Return where the parameters of a network that is one op come from: each is one of the module."""
+    network, weights = loaded.source.network, _weights(loaded)
+    sizes = {name: prod(shape) for name, shape in network.parameters.items()}
+    ends = np.cumsum([1, *sizes.values()])
+    numbers = [np.arange(start, end) for start, end in pairwise(ends)]
+    places = {name: own.reshape(weights[name].shape) for name, own in zip(weights, numbers, strict=True)}
+    found = {name: (own, np.zeros_like(own)) for name, own in places.items()}
+    run: Any = loaded.original and loaded.original()
+    return Origins(sizes, found, loaded, run)
 
 
 def _reading(model: ModelProto, options: ModelOptions, fixed: frozenset[str], bounds: Bounds) -> _Reading:

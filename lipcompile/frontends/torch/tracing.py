@@ -72,7 +72,7 @@ def traced(module: Module, examples: Sequence[Example]) -> tuple[ExportedProgram
     try:
         return _program(module, examples), tuple(examples)
     except InputError:
-        tokens = _as_tokens(module, examples)
+        tokens = as_tokens(module, examples)
         return _program(module, tokens), tokens
 
 
@@ -130,7 +130,7 @@ def retraced(module: Module, examples: Sequence[Example]) -> ExportedProgram:
         raise _explained(module, examples, error) from None
 
 
-def _as_tokens(module: Module, examples: Sequence[Example]) -> tuple[Example, ...]:
+def as_tokens(module: Module, examples: Sequence[Example]) -> tuple[Example, ...]:
     """Return the examples with whole numbers where nothing is said and the module takes nothing else.
 
     A mask beside tokens is whole numbers, too, if the module takes these.
@@ -138,7 +138,7 @@ def _as_tokens(module: Module, examples: Sequence[Example]) -> tuple[Example, ..
     choices = [(one,) if one.kind else (one, replace(one, kind=torch.int64)) for one in examples[:_MOST_UNSAID]]
     for chosen in sorted(product(*choices), key=lambda chosen: len({one.kind for one in chosen})):
         taken = (*chosen, *examples[_MOST_UNSAID:])
-        if _failure(module, taken) is None:
+        if failure_of(module, taken) is None:
             return taken
     return tuple(examples)
 
@@ -291,7 +291,7 @@ def _explained(module: Module, examples: Sequence[Example], error: Exception) ->
         message = "which operations are done depends on the numbers in the input: this is no fixed graph"
         help_line = "compute both cases and choose by a product or torch.where, or leave the branch out"
         return untraceable("LIP120", message, help_line, place_of(error))
-    failure = _failure(module, examples)
+    failure = failure_of(module, examples)
     if failure is not None:
         shown = ", ".join(f"{one.name or 'x'}[{', '.join(map(str, ('B', *one.shape)))}]" for one in examples)
         message = f"the module fails on examples {shown}: {summary(failure)}"
@@ -310,7 +310,7 @@ def _shapes(module: Module, given: int) -> str:
     return f"give the shape of each: {' '.join(f'--input-shape {name}=3,32,32' for name in needed)}"
 
 
-def _failure(module: Module, examples: Sequence[Example]) -> Exception | None:
+def failure_of(module: Module, examples: Sequence[Example]) -> Exception | None:
     """Run a copy of the module on zeros, and on ones, as of lengths; return how it fails, None if it works."""
     failures = list[Exception]()
     for fill in (torch.zeros_like, torch.ones_like):

@@ -12,9 +12,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from lipcompile_torch.nn.own_losses import OneByOneWarning
 
 import lipcompile
-from lipcompile.diagnostics import InputError
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded
 from lipcompile.ops.recurrent.onnx_read import MOST_STEPS
@@ -295,17 +295,23 @@ def test_plain_rnn_modules_are_read(name: str, kind: Callable[..., Net]) -> None
     torch.testing.assert_close(private(x), net.eval()(x), rtol=2e-5, atol=2e-6)
 
 
-def test_a_plain_rnn_of_another_activation_is_refused_by_its_name() -> None:
+def test_a_plain_rnn_of_another_activation_is_computed_alone_and_named() -> None:
     net = Net(torch.nn.RNN(FEATURES, WIDTH, batch_first=True, nonlinearity="relu"), WIDTH)
-    with pytest.raises(InputError, match="RNN with the activations relu is not yet supported"):
-        lipcompile.private(net, (STEPS, FEATURES), bounds="clip")
+    with pytest.warns(UserWarning, match="RNN with the activations relu is not yet supported"):
+        private = lipcompile.private(net, (STEPS, FEATURES), bounds="clip").eval()
+    x = torch.randn(5, STEPS, FEATURES)
+    with pytest.warns(OneByOneWarning, match="torch.vmap cannot run the network"):
+        torch.testing.assert_close(private(x), net.eval()(x), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False, "bidirectional": True, "num_layers": 2}])
-def test_an_lstm_with_projected_states_is_refused(options: dict[str, Any]) -> None:
+def test_an_lstm_with_projected_states_is_computed_alone(options: dict[str, Any]) -> None:
     """Torch's exporter drops the matrix that projects, and writes another network."""
     net = Net(
         torch.nn.LSTM(FEATURES, WIDTH, batch_first=True, proj_size=2, **options), 2 * (1 + len(options) // 3)
     )
-    with pytest.raises(InputError, match="whose states are projected is not yet supported"):
-        lipcompile.private(net, (STEPS, FEATURES), bounds="clip")
+    with pytest.warns(UserWarning, match="whose states are projected is not yet supported"):
+        private = lipcompile.private(net, (STEPS, FEATURES), bounds="clip").eval()
+    x = torch.randn(5, STEPS, FEATURES)
+    with pytest.warns(OneByOneWarning):
+        torch.testing.assert_close(private(x), net.eval()(x), rtol=2e-5, atol=2e-6)

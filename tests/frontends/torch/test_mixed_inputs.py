@@ -132,14 +132,15 @@ def test_bytes_of_data_are_categories_where_the_example_says_so(tmp_path: Path) 
     assert all(torch.equal(bytes_[name], whole[name]) for name in whole)
 
 
-def test_places_without_names_are_refused() -> None:
+def test_places_without_names_are_computed_alone() -> None:
     class Places(Columns):
         def forward(self, *given: Tensor) -> Tensor:
             return super().forward(*given)
 
-    with pytest.raises(InputError) as refused:
-        lipcompile.private(Places(), (CATEGORIES, NUMBERS), bounds="clip")
-    assert "LIP105" in {found.code for found in refused.value.diagnostics}
+    module = Places()
+    with pytest.warns(UserWarning, match="one example at a time"):
+        private = lipcompile.private(module, (CATEGORIES, NUMBERS), bounds="clip")
+    torch.testing.assert_close(private(CATEGORIES, NUMBERS), module(CATEGORIES, NUMBERS))
 
 
 def test_bytes_beside_real_numbers_are_no_categories() -> None:

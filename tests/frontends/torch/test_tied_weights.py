@@ -118,6 +118,8 @@ def test_a_name_that_torch_takes_is_told() -> None:
             return self.code(x)  # type: ignore[no-any-return]
 
     with pytest.raises(InputError, match="rename that submodule"):
+        lipcompile.private(Named(), NUMBERS, bounds="theorem")
+    with pytest.warns(UserWarning, match="rename that submodule"):
         lipcompile.private(Named(), NUMBERS, bounds="clip")
 
 

@@ -1,0 +1,117 @@
+"""Networks that no rule covers: modules of torch, each example alone. Emitted files find them in `functional`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..clip.example_passes import forgetting
+from .examples_alone import each_alone
+
+
+class OwnInput(Protocol):
+    """An argument of a network: empty names are given by position; the kind of numbers, None for real ones."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def kind(self) -> torch.dtype | None: ...  # noqa: D102
+
+
+class OwnNetwork(Protocol):
+    """A module of torch, which is never trained itself, and what its arguments and trained parameters are."""
+
+    @property
+    def module(self) -> nn.Module: ...  # noqa: D102
+    @property
+    def inputs(self) -> Sequence[OwnInput]: ...  # noqa: D102
+    @property
+    def parameters(self) -> Mapping[str, tuple[int, ...]]:
+        """Their shapes by name, in the order of the operands; names of `module.named_parameters`."""
+        ...
+
+
+def zeros(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return zeros [B, *size] for each example of x, [B, …], of real numbers or tokens."""
+    kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    return torch.zeros((), dtype=kind, device=x.device).expand(len(x), *size)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def own_network(network: OwnNetwork | None, training: bool, size: tuple[int, ...], *operands: Tensor) -> Tensor:
+    """Return the outputs [B, *size] of a network that is given each example alone, in a batch of one.
+
+    Args:
+        network: None where nobody has set it.
+        training: whether it is in the mode that it was imported in, or in evaluation mode.
+        size: of the output of one example.
+        operands: the arguments [B, …] of the network, then each example's copy of each parameter, [B, …].
+
+    Formal guarantees: no row of the output depends on another example, as :func:`.examples_alone.each_alone` has
+    it. What a pass writes into buffers and attributes of the network is forgotten.
+
+    Raises:
+        ValueError: there is no network, or it returns something else than a real tensor of this size.
+    """
+    if network is None:
+        raise ValueError(
+            "the own_network of this module is a module of torch, which a file does not hold: use the one that "
+            "lipcompile.private or lipcompile.train returns, or lipcompile.load_trained(module, folder, example)"
+        )
+    given, copies = operands[: len(network.inputs)], operands[len(network.inputs) :]
+    if not len(given[0]):
+        return torch.cat([copy.reshape(0) for copy in copies]).reshape(0, *size)
+
+    def of_one(arguments: tuple[Tensor, ...], parameters: tuple[Tensor, ...]) -> Tensor:
+        with forgetting(network.module):
+            output: Any = _called(network, arguments, parameters)
+        if not isinstance(output, Tensor) or not output.is_floating_point() or output.shape != (1, *size):
+            found = f"{output.dtype} {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise ValueError(f"the network returns {found} for one example, not real numbers {[1, *size]}")
+        return output[0].to(operands[-1].dtype)
+
+    def calm(arguments: tuple[Tensor, ...], parameters: tuple[Tensor, ...]) -> Tensor:
+        with _in_mode(network.module, training=False):
+            return of_one(arguments, parameters)
+
+    with _in_mode(network.module, training):
+        return each_alone(of_one, given, copies, what="the network", owner=network, calm=calm)
+
+
+def _called(network: OwnNetwork, arguments: Sequence[Tensor], parameters: Sequence[Tensor]) -> Any:
+    """Call a network on one example with these values of its parameters, and copies of what it does not train.
+
+    It computes with the kinds of numbers that it was imported with: its code may make constants of them.
+    """
+    stored = {**dict(network.module.named_parameters()), **dict(network.module.named_buffers())}
+    device = parameters[0].device
+    trained = dict(zip(network.parameters, parameters, strict=True))
+    state = {name: one.to(device, copy=True) for name, one in stored.items() if name not in trained}
+    state |= {name: one.to(stored[name].dtype).reshape(stored[name].shape) for name, one in trained.items()}
+    real = stored[next(iter(trained))].dtype
+    args, kwargs = list[Tensor](), dict[str, Tensor]()
+    for own, x in zip(network.inputs, arguments, strict=True):
+        row = x.to(own.kind or real)[None]
+        if own.name:
+            kwargs[own.name] = row
+        else:
+            args.append(row)
+    return functional_call(network.module, state, tuple(args), kwargs)
+
+
+@contextmanager
+def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Put a network into evaluation mode meanwhile, unless it trains: then its parts stay as they were."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        if not training:
+            module.eval()
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

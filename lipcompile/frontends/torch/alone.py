@@ -1,0 +1,340 @@
+"""A module that no rule covers, as one op: a function of Python, of one example and its copies of the parameters.
+
+Bounds by clip need no more of a network than gradients of single examples. So the graph has, for every parameter,
+zeros of each example plus a bias, and one op that calls the module with them, in a batch of one.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import Module
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lipcompile.core.graph import Graph, GraphBuilder, ParameterChoice, Value
+from lipcompile.core.names import identifier
+from lipcompile.core.record import FREE, Shape
+from lipcompile.diagnostics import Diagnostic, InputError, Severity
+from lipcompile.frontends.onnx.inputs import Source as Input
+from lipcompile.frontends.onnx.inputs import declare
+from lipcompile.frontends.onnx.layout import FIRST
+from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.frontends.repairs import Repairs, groups_of
+from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch.tracing import Example, as_tokens, evaluating, failure_of, real
+from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
+from lipcompile.ops.linear.rules import BIAS, BiasShape
+from lipcompile.ops.own.rules import OWN_NETWORK, ZEROS, OwnNetwork, Zeros
+
+# Errors that say nothing of a network whose examples are computed one by one: of rules, and of traces.
+_OF_RULES = frozenset(
+    (
+        *("LIP100", "LIP102", "LIP103", "LIP104", "LIP105", "LIP107", "LIP109", "LIP110", "LIP111", "LIP120"),
+        *("LIP121", "LIP308"),
+    )
+)
+_ALL_TOKENS = 2**24  # the largest number of different tokens: float32 holds all below
+_EXAMPLES = 3
+_AGREES = 1e-3  # a share of the largest number
+_SEED = 0
+
+
+class _NoFunctionError(Exception):
+    """The module is no function of one example, as far as this file can tell."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Network:
+    """A copy of a module, which is never trained itself: see `lipcompile_torch.nn.own_networks.OwnNetwork`."""
+
+    module: Module
+    inputs: tuple[Example, ...]
+    parameters: Mapping[str, Shape]
+
+
+def alone(module: Module, examples: Sequence[Example], refused: Loaded, options: ModelOptions) -> Loaded | None:
+    """Return a module that was refused as a function of one example; None if it is none.
+
+    It must compute the same of an example alone as of a batch.
+    """
+    errors = [found for found in refused.diagnostics if found.severity == Severity.ERROR]
+    if not {found.code for found in errors} <= _OF_RULES:
+        return None
+    try:
+        with torch.random.fork_rng(devices=[]), silence():
+            torch.manual_seed(_SEED)
+            module = _without_statistics(module, options.repairs)
+            network = _network(module, examples)
+            size = tuple(_called(network, network.module, _batch(network, None)).shape[1:])
+            tokens = tuple(_tokens(network, place) for place in range(len(network.inputs)))
+            for is_training in (False, True):
+                _compare(network, module, tokens, is_training=is_training)
+    except Untraceable as mixing:
+        return replace(refused, diagnostics=(mixing.diagnostic,))
+    except (InputError, _NoFunctionError):
+        return None
+    source = replace(refused.source, sha256=_digest(network), network=network)
+    builder = GraphBuilder(source.name)
+    graph = _graph(builder, network, module, size, tokens, options)
+    return Loaded(source, graph, (*builder.diagnostics, _told(errors[0], network)))
+
+
+def with_way(refused: Loaded) -> Loaded:
+    """Name the way to train what no rule covers, where that is all that is wrong."""
+    errors = [found for found in refused.diagnostics if found.severity == Severity.ERROR]
+    if not {found.code for found in errors} <= _OF_RULES:
+        return refused
+    way = "or use --bounds clip, which computes such a module one example at a time"
+    found = replace(errors[-1], help=f"{errors[-1].help}; {way}" if errors[-1].help else way)
+    others = (one for one in refused.diagnostics if one is not errors[-1])
+    return replace(refused, diagnostics=(*others, found))
+
+
+def _told(refused: Diagnostic, network: Network) -> Diagnostic:
+    """Warn of what the module costs, and say which operation is the cause."""
+    numbers = sum(map(prod, network.parameters.values()))
+    message = (
+        f"the module is computed one example at a time, each with a gradient of {numbers:,} numbers of its own, as "
+        f"no rule covers it: {refused.message}"
+    )
+    way = refused.help if refused.code != "LIP105" else ""  # this says to clip
+    help_line = f"for less time and memory: {way}" if way else ""
+    return replace(refused, code="LIP129", message=message, help=help_line, severity=Severity.WARNING, path=())
+
+
+# What the module is a function of
+
+
+def _network(module: Module, examples: Sequence[Example]) -> Network:
+    order = list(inspect.signature(module.forward).parameters)
+    if all(example.name in order for example in examples):
+        examples = sorted(examples, key=lambda example: order.index(example.name))
+    taken = examples if failure_of(module, examples) is None else as_tokens(module, examples)
+    if failure_of(module, taken) is not None or any(one.kind and one.kind.is_complex for one in taken):
+        raise _NoFunctionError
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise _NoFunctionError
+    if not trained or not all(one.is_floating_point() for one in trained.values()):
+        raise _NoFunctionError
+    try:
+        twin = copy.deepcopy(module)
+    except Exception:
+        raise _NoFunctionError from None
+    return Network(
+        twin.requires_grad_(requires_grad=False),
+        tuple(taken),
+        {name: tuple(one.shape) for name, one in trained.items()},
+    )
+
+
+def _without_statistics(module: Module, repairs: Repairs | None) -> Module:
+    """Return the module, or a copy with a norm of groups of channels in the place of each norm of the batch.
+
+    Raises Untraceable (LIP101) where nobody asked for that.
+    """
+    norms = {name: part for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
+    mixing = [name for name, part in norms.items() if part.training or part.running_mean is None]
+    if not mixing:
+        return module
+    if repairs is None or repairs.batch_norm != "group_norm" or "" in mixing:
+        raise untraceable("LIP101", f"`{mixing[0]}` normalises with statistics of the batch", "", None)
+    twin = copy.deepcopy(module)
+    for name in mixing:
+        parent, _, own = name.rpartition(".")
+        setattr(twin.get_submodule(parent), own, _GroupNorm(norms[name]))
+        repairs.note(name, "batch norm -> group_norm of the same weights")
+    return twin
+
+
+class _GroupNorm(Module):
+    """The norm of groups of channels of one example that `fix` puts in the place of a norm of the batch."""
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = copy.deepcopy(norm.weight), copy.deepcopy(norm.bias), norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.group_norm(x, groups_of(x.shape[1:]), self.weight, self.bias, self.eps)
+
+
+def _batch(network: Network, tokens: Sequence[int] | None) -> list[Tensor]:
+    """Return random examples, an input each: with tokens below these; or ones."""
+    made, device = [], next(network.module.parameters()).device
+    for place, one in enumerate(network.inputs):
+        shape, kind = (_EXAMPLES, *one.shape), one.kind or real(network.module)
+        if kind.is_floating_point:
+            made.append(torch.randn(shape).to(device, kind))
+        elif tokens is None:
+            made.append(torch.ones(shape, dtype=kind, device=device))
+        else:
+            made.append(torch.randint(tokens[place], shape).to(device, kind))
+    return made
+
+
+def _tokens(network: Network, place: int) -> int:
+    """Return of how many different whole numbers an input may be; 0 of real numbers.
+
+    The module says it by failing on others: sizes of its tables are tried, the largest first.
+    """
+    kind = network.inputs[place].kind
+    if kind is None or kind.is_floating_point:
+        return 0
+    if kind == torch.bool:
+        return 2
+    stored = (*network.module.parameters(), *network.module.buffers())
+    sizes = {size + more for tensor in stored for size in tensor.shape for more in (0, 1)}
+    given = _batch(network, None)
+    for size in sorted({_ALL_TOKENS, *sizes, *network.inputs[place].shape, 2, 1}, reverse=True):
+        given[place] = torch.full_like(given[place], size - 1)
+        try:
+            _called(network, copy.deepcopy(network.module), given)
+        except Exception:
+            continue
+        return size
+    raise _NoFunctionError
+
+
+def _called(
+    network: Network, module: Module, rows: Sequence[Tensor], trained: Mapping[str, Tensor] | None = None
+) -> Tensor:
+    """Return the outputs of examples, of a copy of the module or with other parameters in their places."""
+    named = {one.name: row for one, row in zip(network.inputs, rows, strict=True) if one.name}
+    args = tuple(row for one, row in zip(network.inputs, rows, strict=True) if not one.name)
+    try:
+        output = module(*args, **named) if trained is None else functional_call(module, dict(trained), args, named)
+    except Exception:
+        raise _NoFunctionError from None
+    if not isinstance(output, Tensor) or not output.is_floating_point() or output.shape[:1] != rows[0].shape[:1]:
+        raise _NoFunctionError
+    return output
+
+
+# What is compared
+
+
+def _compare(network: Network, module: Module, tokens: Sequence[int], *, is_training: bool) -> None:
+    """Raise Untraceable (LIP108) if examples have other outputs or gradients together than alone.
+
+    In training mode nothing is compared if the module draws random numbers; in evaluation mode it must not.
+    """
+    with _in_mode(module, is_training) as twin:
+        rows = _rows_that_work(network, twin, tokens)
+        whole = _outputs_and_gradients(network, twin, [rows], with_copies=False)
+        if not _alike(whole, _outputs_and_gradients(network, twin, [rows], with_copies=False)):
+            if is_training:
+                return
+            raise _NoFunctionError  # it draws random numbers
+        parts = [[row[i : i + 1] for row in rows] for i in range(_EXAMPLES)]
+        if not _alike(whole, _outputs_and_gradients(network, twin, parts, with_copies=True)):
+            message = "an example has another output, or another gradient, in a batch than alone"
+            help_line = (
+                "let `forward` compute each example by itself, from parameters that are attributes of the module "
+                "and its parts"
+            )
+            raise untraceable("LIP108", message, help_line, None)
+
+
+@contextmanager
+def _in_mode(module: Module, is_training: bool) -> Iterator[Module]:
+    twin = copy.deepcopy(module)
+    if is_training:
+        yield twin
+    else:
+        with evaluating(twin):
+            yield twin
+
+
+def _rows_that_work(network: Network, module: Module, tokens: Sequence[int]) -> list[Tensor]:
+    rows = _batch(network, tokens)
+    try:
+        _called(network, copy.deepcopy(module), rows)
+    except _NoFunctionError:  # such as lengths of 0
+        return _batch(network, None)
+    return rows
+
+
+def _outputs_and_gradients(
+    network: Network, module: Module, batches: Sequence[Sequence[Tensor]], *, with_copies: bool
+) -> list[Tensor]:
+    """Return the outputs of batches, and the gradient of their sum with fixed weights, added up over the batches."""
+    twin = copy.deepcopy(module)
+    trained = {name: one for name, one in twin.named_parameters() if name in network.parameters}
+    if with_copies:
+        trained = {name: one.detach().clone().requires_grad_() for name, one in trained.items()}
+    outputs = torch.cat([_called(network, twin, rows, trained if with_copies else None) for rows in batches])
+    weights = torch.linspace(0.5, 1.5, prod(outputs.shape[1:])).reshape(outputs.shape[1:]).to(outputs)
+    total = (outputs * weights).sum()
+    if not total.requires_grad:
+        return [outputs.detach()]
+    try:
+        found = torch.autograd.grad(total, list(trained.values()), allow_unused=True, materialize_grads=True)
+    except RuntimeError:
+        raise _NoFunctionError from None
+    return [outputs.detach(), *found]
+
+
+def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    largest = max(float(x.abs().nan_to_num(0, 0, 0).amax()) for x in one if x.numel())
+    return len(one) == len(other) and all(
+        x.shape == y.shape and torch.allclose(x, y, rtol=0, atol=_AGREES * largest, equal_nan=True)
+        for x, y in zip(one, other, strict=True)
+    )
+
+
+# The graph
+
+
+def _graph(
+    builder: GraphBuilder,
+    network: Network,
+    module: Module,
+    size: Shape,
+    tokens: Sequence[int],
+    options: ModelOptions,
+) -> Graph | None:
+    """Return the graph of a network, or None with a diagnostic where its loss or its size is refused."""
+    order = [name for name in inspect.signature(module.forward).parameters]
+    names = [one.name or (order[place] if place < len(order) else "x") for place, one in enumerate(network.inputs)]
+    is_whole = all(tokens)
+    found = [
+        Input(identifier(name), one.shape, FIRST, None, is_whole)
+        for name, one in zip(names, network.inputs, strict=True)
+    ]
+    given = [value for value in declare(builder, found, None, None).values() if isinstance(value, Value)]
+    stored = dict(module.named_parameters())
+    copies = [_copy(builder, given[0], name, stored[name]) for name in network.parameters]
+    attributes = OwnNetwork(size, tuple(tokens))
+    output = builder.add(OWN_NETWORK, attributes, [*given, *copies], name="own_network_output")
+    loss = None if options.loss is None else options.loss_of(output.shape, options.loss)
+    return builder.finish(output, loss)
+
+
+def _copy(builder: GraphBuilder, example: Value, name: str, parameter: Tensor) -> Value:
+    """Add the copies of a parameter that examples have: zeros plus a bias. A single number has the shape [1]."""
+    values = parameter.detach().float().cpu().numpy()
+    array = values.reshape(values.shape or (1,))
+    own = identifier(name)
+    start = builder.add(ZEROS, Zeros(array.shape), [example], name=f"{own}_zeros")
+    choice = ParameterChoice(FREE, initial=array)
+    return builder.add(BIAS, BiasShape(array.shape), [start], name=own, parameters={"bias": choice})
+
+
+def _digest(network: Network) -> str:
+    """Return a sha256 of the parts of a network, and of the numbers that are not trained."""
+    found = hashlib.sha256(repr(network.module).encode())
+    for name, tensor in (*network.module.named_parameters(), *network.module.named_buffers()):
+        found.update(f"{name} {list(tensor.shape)}".encode())
+        if name not in network.parameters:
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
