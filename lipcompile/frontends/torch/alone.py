@@ -104,8 +104,8 @@ def _told(refused: Diagnostic, network: Network) -> Diagnostic:
     """Warn of what the module costs, and say which operation is the cause."""
     numbers = sum(map(prod, network.parameters.values()))
     message = (
-        f"the module is computed one example at a time, each with a gradient of {numbers:,} numbers of its own, as "
-        f"no rule covers it: {refused.message}"
+        f"the module is computed one example at a time, each with a gradient of {numbers:,} numbers of its own, "
+        f"as no rule covers it: {refused.message}"
     )
     way = refused.help if refused.code != "LIP105" else ""  # this says to clip
     help_line = f"for less time and memory: {way}" if way else ""
@@ -267,9 +267,9 @@ def _rows_that_work(network: Network, module: Module, tokens: Sequence[int]) -> 
 def _outputs_and_gradients(
     network: Network, module: Module, batches: Sequence[Sequence[Tensor]], *, with_copies: bool
 ) -> list[Tensor]:
-    """Return the outputs of batches, and the gradient of their sum with fixed weights, added up over the batches."""
+    """Return the outputs of batches, and the gradient of their sum with fixed weights, over all of the batches."""
     twin = copy.deepcopy(module)
-    trained = {name: one for name, one in twin.named_parameters() if name in network.parameters}
+    trained: dict[str, Tensor] = {name: one for name, one in twin.named_parameters() if name in network.parameters}
     if with_copies:
         trained = {name: one.detach().clone().requires_grad_() for name, one in trained.items()}
     outputs = torch.cat([_called(network, twin, rows, trained if with_copies else None) for rows in batches])
@@ -304,8 +304,8 @@ def _graph(
     options: ModelOptions,
 ) -> Graph | None:
     """Return the graph of a network, or None with a diagnostic where its loss or its size is refused."""
-    order = [name for name in inspect.signature(module.forward).parameters]
-    names = [one.name or (order[place] if place < len(order) else "x") for place, one in enumerate(network.inputs)]
+    order = [*inspect.signature(module.forward).parameters, *["x"] * len(network.inputs)]  # of any number
+    names = [one.name or order[place] for place, one in enumerate(network.inputs)]
     is_whole = all(tokens)
     found = [
         Input(identifier(name), one.shape, FIRST, None, is_whole)

@@ -1,1 +1,1 @@
-"""Networks that no rule covers, as functions of Python of one example each, and the zeros their parameters begin as."""
+"""Networks that no rule covers, as functions of Python, and the zeros that their parameters begin as."""

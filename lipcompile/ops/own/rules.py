@@ -18,7 +18,7 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class OwnNetwork:
-    """The shape of the output, and what the first operands hold: n of whole numbers from 0 to n - 1, 0 of reals."""
+    """The shape of the output, and what the first operands hold: n of whole numbers below n, 0 of real numbers."""
 
     size: tuple[int, ...]
     tokens: tuple[int, ...]

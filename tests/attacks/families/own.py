@@ -1,4 +1,4 @@
-"""Attack of networks of Python: nothing is claimed of their norms, so any function of one example may stand there."""
+"""Attack of networks of Python: nothing is claimed of their norms, so any function of one example may be one."""
 
 from __future__ import annotations
 
