@@ -373,9 +373,11 @@ def _loaded(module: Module, source: Any, example: Example, options: ModelOptions
         for name, one in module.named_parameters(remove_duplicate=False)
     }
     before = {name: parameters[name].detach().clone() for name in entries}
-    twin = type(
-        "Twin", (type(source),), {"__init__": lambda self: self.__dict__.update(deepcopy(source).__dict__)}
-    )
+    own = {
+        "__init__": lambda self: self.__dict__.update(deepcopy(source).__dict__),
+        "own_network": found.loaded.source.network,
+    }
+    twin = type("Twin", (type(source),), own)
     derivation, rows = pipeline.derive(found.loaded, options), padded(module)
     for zeros in (rows, {}) if rows else ({},):  # bounds by theorem train the rows of padding as well
         _set(parameters, entries, before)

@@ -515,6 +515,11 @@ CASES: Mapping[str, Case] = {
         module("128", "return self.layer(x + torch.randn_like(x))"),
         0,
     ),
+    "LIP129": Case(
+        "check net_129:Network --input-shape 4 --loss cross_entropy --bounds clip",
+        module("129", "return self.layer(torch.linalg.solve(2 * torch.eye(4), x.T).T)"),
+        0,
+    ),
     "LIP201": Case("check model.lip", example("LIP201"), 0),
     "LIP203": Case("", good, api=empty_input),
     "LIP213": Case("check model.lip", example("LIP213"), 0),

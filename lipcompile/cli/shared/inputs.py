@@ -19,7 +19,6 @@ from lipcompile.core.backend import Backend, instantiate
 from lipcompile.core.graph import Graph
 from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.loss.regression import REAL
 from lipcompile.ops.loss.rules import CLASS, SHARE, SHARES, SIGN
 from lipcompile.ops.own.rules import OWN_NETWORK
@@ -150,6 +149,7 @@ def _find_network(found: Trained) -> None:
     """Give a module its own network, where a file of its folder says where to find it; raises InputError."""
     from lipcompile import pipeline
     from lipcompile.exporting import document_in
+    from lipcompile.frontends.options import ModelOptions
 
     document = document_in(found.module)
     if not any(node["op"] == OWN_NETWORK.name for node in document["graph"]["nodes"]):

@@ -20,6 +20,7 @@ from torch.func import functional_call
 from torch.nn import Module
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from lipcompile.core.graph import Graph, GraphBuilder, ParameterChoice, Value
 from lipcompile.core.names import identifier
@@ -43,6 +44,7 @@ _OF_RULES = frozenset(
         *("LIP121", "LIP308"),
     )
 )
+_MIXES = "LIP108"  # an operation may mix examples, as far as its rule can tell
 _ALL_TOKENS = 2**24  # the largest number of different tokens: float32 holds all below
 _EXAMPLES = 3
 _AGREES = 1e-3  # a share of the largest number
@@ -65,22 +67,24 @@ class Network:
 def alone(module: Module, examples: Sequence[Example], refused: Loaded, options: ModelOptions) -> Loaded | None:
     """Return a module that was refused as a function of one example; None if it is none.
 
-    It must compute the same of an example alone as of a batch.
+    It must compute the same of an example alone as of a batch: in evaluation mode, and in training mode as far as
+    random numbers allow it. Where an operation may mix examples, they must.
     """
     errors = [found for found in refused.diagnostics if found.severity == Severity.ERROR]
-    if not {found.code for found in errors} <= _OF_RULES:
+    codes = {found.code for found in errors}
+    if not codes <= {*_OF_RULES, _MIXES}:
         return None
     try:
         with torch.random.fork_rng(devices=[]), silence():
             torch.manual_seed(_SEED)
             module = _without_statistics(module, options.repairs)
             network = _network(module, examples)
-            size = tuple(_called(network, network.module, _batch(network, None)).shape[1:])
+            size = tuple(_called(network, _copied(network.module), _batch(network, None)).shape[1:])
             tokens = tuple(_tokens(network, place) for place in range(len(network.inputs)))
-            for is_training in (False, True):
-                _compare(network, module, tokens, is_training=is_training)
+            _compare(network, module, tokens, is_training=False, may_draw=False)
+            _compare(network, module, tokens, is_training=True, may_draw=_MIXES not in codes)
     except Untraceable as mixing:
-        return replace(refused, diagnostics=(mixing.diagnostic,))
+        return None if _MIXES in codes else replace(refused, diagnostics=(mixing.diagnostic,))
     except (InputError, _NoFunctionError):
         return None
     source = replace(refused.source, sha256=_digest(network), network=network)
@@ -198,7 +202,7 @@ def _tokens(network: Network, place: int) -> int:
     for size in sorted({_ALL_TOKENS, *sizes, *network.inputs[place].shape, 2, 1}, reverse=True):
         given[place] = torch.full_like(given[place], size - 1)
         try:
-            _called(network, copy.deepcopy(network.module), given)
+            _called(network, _copied(network.module), given)
         except Exception:
             continue
         return size
@@ -223,18 +227,20 @@ def _called(
 # What is compared
 
 
-def _compare(network: Network, module: Module, tokens: Sequence[int], *, is_training: bool) -> None:
+def _compare(
+    network: Network, module: Module, tokens: Sequence[int], *, is_training: bool, may_draw: bool
+) -> None:
     """Raise Untraceable (LIP108) if examples have other outputs or gradients together than alone.
 
-    In training mode nothing is compared if the module draws random numbers; in evaluation mode it must not.
+    Nothing is compared if the module draws random numbers, with its dropout layers put off, and may do so.
     """
     with _in_mode(module, is_training) as twin:
         rows = _rows_that_work(network, twin, tokens)
         whole = _outputs_and_gradients(network, twin, [rows], with_copies=False)
         if not _alike(whole, _outputs_and_gradients(network, twin, [rows], with_copies=False)):
-            if is_training:
+            if may_draw:
                 return
-            raise _NoFunctionError  # it draws random numbers
+            raise _NoFunctionError
         parts = [[row[i : i + 1] for row in rows] for i in range(_EXAMPLES)]
         if not _alike(whole, _outputs_and_gradients(network, twin, parts, with_copies=True)):
             message = "an example has another output, or another gradient, in a batch than alone"
@@ -247,18 +253,18 @@ def _compare(network: Network, module: Module, tokens: Sequence[int], *, is_trai
 
 @contextmanager
 def _in_mode(module: Module, is_training: bool) -> Iterator[Module]:
+    """Yield a copy of the module in evaluation mode, or as it is, but for its dropout layers."""
     twin = copy.deepcopy(module)
-    if is_training:
+    with evaluating(twin):
+        for part, own in zip(twin.modules(), module.modules(), strict=True):
+            part.training = is_training and own.training and not isinstance(part, _DropoutNd)
         yield twin
-    else:
-        with evaluating(twin):
-            yield twin
 
 
 def _rows_that_work(network: Network, module: Module, tokens: Sequence[int]) -> list[Tensor]:
     rows = _batch(network, tokens)
     try:
-        _called(network, copy.deepcopy(module), rows)
+        _called(network, _copied(module), rows)
     except _NoFunctionError:  # such as lengths of 0
         return _batch(network, None)
     return rows
@@ -267,13 +273,19 @@ def _rows_that_work(network: Network, module: Module, tokens: Sequence[int]) -> 
 def _outputs_and_gradients(
     network: Network, module: Module, batches: Sequence[Sequence[Tensor]], *, with_copies: bool
 ) -> list[Tensor]:
-    """Return the outputs of batches, and the gradient of their sum with fixed weights, over all of the batches."""
-    twin = copy.deepcopy(module)
-    trained: dict[str, Tensor] = {name: one for name, one in twin.named_parameters() if name in network.parameters}
+    """Return the outputs of batches, and the gradient of their sum with fixed weights, over all of the batches.
+
+    Each batch passes a copy of the module; with copies of the parameters, in their places.
+    """
+    trained: dict[str, Tensor] = {
+        name: one for name, one in module.named_parameters() if name in network.parameters
+    }
     if with_copies:
         trained = {name: one.detach().clone().requires_grad_() for name, one in trained.items()}
-    outputs = torch.cat([_called(network, twin, rows, trained if with_copies else None) for rows in batches])
-    weights = torch.linspace(0.5, 1.5, prod(outputs.shape[1:])).reshape(outputs.shape[1:]).to(outputs)
+    outputs = torch.cat(
+        [_called(network, _copied(module), rows, trained if with_copies else None) for rows in batches]
+    )
+    weights = torch.linspace(0.5, 1.5, outputs.numel()).reshape(outputs.shape).to(outputs)
     total = (outputs * weights).sum()
     if not total.requires_grad:
         return [outputs.detach()]
@@ -282,6 +294,20 @@ def _outputs_and_gradients(
     except RuntimeError:
         raise _NoFunctionError from None
     return [outputs.detach(), *found]
+
+
+def _copied(module: Module) -> Module:
+    """Return a copy of the module with the same parameters, which gradients are taken of."""
+    return copy.deepcopy(module, {id(one): one for one in module.parameters()})
+
+
+def written(loaded: Loaded) -> list[str]:
+    """Return the names of the buffers that a network writes into when it is called."""
+    network: Network = loaded.source.network
+    twin = copy.deepcopy(network.module)
+    _called(network, twin, _batch(network, None))
+    before = dict(network.module.named_buffers())
+    return [name for name, one in twin.named_buffers() if not torch.equal(one, before[name])]
 
 
 def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

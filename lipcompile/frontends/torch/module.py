@@ -28,7 +28,7 @@ from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
-from lipcompile.frontends.torch.alone import alone, with_way
+from lipcompile.frontends.torch.alone import alone, with_way, written
 from lipcompile.frontends.torch.computed import computed_weights
 from lipcompile.frontends.torch.cut import changed_gradients, noted
 from lipcompile.frontends.torch.draws import draws_in_evaluation, means
@@ -123,7 +123,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     if made.source.network is None or options.is_repaired:
         return made
     run = partial(ModuleRun, module, made.source.network.inputs, None, precision(module))
-    told = (*made.diagnostics, *_ignored(module, ()), *_rounded(module))
+    told = (*made.diagnostics, *_ignored(module, ()), *_not_kept(written(made)), *_rounded(module))
     return replace(made, original=run, diagnostics=told)
 
 
@@ -241,13 +241,18 @@ def _ignored(module: Module, carried: Collection[str]) -> Iterator[Diagnostic]:
 
 def _written(module: Module, program: ExportedProgram) -> Iterator[Diagnostic]:
     """Yield a warning of buffers that `forward` writes into; those of norms have messages of their own."""
-    written = [
-        name
-        for name in written_buffers(program)
-        if not isinstance(module.get_submodule(name.rpartition(".")[0]), _NormBase)
-    ]
-    if written:
-        message = f"`forward` writes into {_listed(written)}: the emitted module keeps what is stored there now"
+    return _not_kept(
+        [
+            name
+            for name in written_buffers(program)
+            if not isinstance(module.get_submodule(name.rpartition(".")[0]), _NormBase)
+        ]
+    )
+
+
+def _not_kept(names: Sequence[str]) -> Iterator[Diagnostic]:
+    if names:
+        message = f"`forward` writes into {_listed(names)}: the emitted module keeps what is stored there now"
         help_line = "leave the writing out, or compute it from the example in each pass"
         yield Diagnostic("LIP126", message, help_line, Severity.WARNING)
 

@@ -509,6 +509,52 @@ def test_no_place_beyond_a_table_of_outputs_reads_those_of_another_example(table
         module.per_example_loss(output, Y + 1)
 
 
+@pytest.mark.parametrize("place", [-1, 0, 2, 3, 5])
+def test_no_place_that_is_filled_is_in_another_example(place: int) -> None:
+    """Under `vmap`, torch fills entries of the example before, or behind, for places that are none of its own."""
+    module = private(lambda output, y: output[0].index_fill(0, y, 0.0).sum())
+    output, y = module(X).detach(), torch.zeros(6, dtype=torch.long)
+    y[3] = place
+    if not -3 <= place < 3:
+        with pytest.raises(IndexError, match="out of bounds"):
+            module.per_example_loss(output, y)
+        return
+    kept = output.clone()
+    kept[torch.arange(6), y] = 0
+    torch.testing.assert_close(module.per_example_loss(output, y), kept.sum(1))
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")
+def test_a_label_that_there_is_not_reads_no_scores_of_another_example() -> None:
+    """Torch's `ctc_loss` does not look at labels: beyond the classes lie the scores of the next example."""
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        scores = output.reshape(3, 1, 1).expand(3, 1, 2).log_softmax(2)
+        return F.ctc_loss(scores, y[:, None], torch.tensor([3]), torch.tensor([1]))
+
+    module, y = private(loss), torch.tensor([1, 1, 7, 1, -4, 1])
+    output = module(X).detach()
+    others = output + torch.tensor([0, 1, 0, 1, 0, 1])[:, None]
+    found, again = (module.per_example_loss(one, y) for one in (output, others))
+    assert torch.equal(found[[2, 4]], again[[2, 4]])
+    torch.testing.assert_close(found[:1], loss(output[:1], y[:1])[None])
+
+
+def test_a_rule_of_torch_that_is_wrong_is_not_followed() -> None:
+    """Under `vmap`, `linalg.solve` with one matrix for all takes columns for a batch of vectors."""
+    halved = 2 * torch.eye(3)
+
+    def loss(output: Tensor, _: Tensor) -> Tensor:
+        solved: Tensor = torch.linalg.solve(halved, output[..., None])[..., 0]
+        return solved.square().sum()
+
+    module = private(loss)
+    output = module(X)
+    with pytest.warns(OneByOneWarning, match="its result, or its gradient, is another one"):
+        losses = module.per_example_loss(output, Y)
+    torch.testing.assert_close(losses, (output / 2).square().sum(1))
+
+
 def test_several_numbers_for_one_example_are_refused() -> None:
     module = private(lambda output, _: output)
     with pytest.raises(ValueError, match="3 numbers for one example"):

@@ -1,0 +1,426 @@
+"""Modules that no rule covers are computed one example at a time, under a clip of their whole gradients."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.nn.own_losses import OneByOneWarning
+from lipcompile_verify import verify
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+
+import lipcompile
+from lipcompile import InputError
+from lipcompile.__main__ import run
+
+SLOW = "one example at a time"
+B, CLASSES = 5, 3
+Batch = Tensor | dict[str, Tensor]
+
+
+def half(x: Tensor) -> Tensor:
+    """x/2, by an operation that no rule covers."""
+    halved: Tensor = torch.linalg.solve(2 * torch.eye(x.shape[-1]).expand(len(x), -1, -1), x[..., None])
+    return halved[..., 0]
+
+
+class Net(nn.Module):
+    """A layer behind a function of the whole batch."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor] = half, width: int = 4) -> None:
+        super().__init__()
+        self.function, self.layer = function, nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(self.function(x))
+
+
+class Parameters(nn.Module):
+    """Parameters that are used twice, computed with, of one number, and frozen."""
+
+    offset: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix, self.scale = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.tensor(0.5))
+        self.shift = nn.Parameter(torch.randn(4), requires_grad=False)
+        self.layer = nn.Linear(4, CLASSES)
+        self.register_buffer("offset", torch.randn(4))
+
+    def forward(self, x: Tensor) -> Any:
+        system = self.matrix.T @ self.matrix + torch.eye(4)
+        return self.layer(torch.linalg.solve(system, x + self.offset + self.shift, left=False) * self.scale)
+
+
+class Words(nn.Module):
+    """Tokens, with a row of padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(11, 6, padding_idx=0), nn.Linear(6, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Any:
+        words = self.words(tokens)
+        return self.layer(words.mean(1)) + torch.linalg.svdvals(words)[:, :CLASSES]
+
+
+class Columns(nn.Module):
+    """Numbers and categories."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(7, 4), nn.Linear(8, CLASSES)
+
+    def forward(self, numbers: Tensor, categories: Tensor) -> Any:
+        return self.layer(torch.cat([half(numbers), self.table(categories)], 1))
+
+
+class Steps(nn.Module):
+    """A number of steps that an example chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.layer = nn.Linear(4, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        rows = []
+        for row in x:
+            for _ in range(1 + int(row[0].item() > 0)):
+                row = torch.tanh(self.step(row))
+            rows.append(self.layer(row))
+        return torch.stack(rows)
+
+
+def through_numpy(x: Tensor) -> Tensor:
+    return x * torch.from_numpy(np.sort(x.detach().numpy(), 1))
+
+
+def orthogonal() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, CLASSES))
+
+
+NUMBERS = torch.randn(B, 4, generator=torch.Generator().manual_seed(1))
+TOKENS = torch.arange(B * 5).reshape(B, 5) * 7 % 11
+Y = torch.arange(B) % CLASSES
+BOTH: Batch = {"numbers": NUMBERS, "categories": TOKENS[:, 0] % 7}
+# Modules, batches, and whether torch.vmap cannot run the module.
+MODULES: dict[str, tuple[Callable[[], nn.Module], Batch, bool]] = {
+    "a linear system": (Net, NUMBERS, False),
+    "parameters": (Parameters, NUMBERS, False),
+    "tokens": (Words, TOKENS, False),
+    "numbers and categories": (Columns, BOTH, False),
+    "a loop": (Steps, NUMBERS, True),
+    "numpy": (lambda: Net(through_numpy), NUMBERS, True),
+    "a parametrisation": (orthogonal, NUMBERS, False),
+}
+
+
+def called(module: Any, x: Batch) -> Tensor:
+    output: Tensor = module(**x) if isinstance(x, dict) else module(x)
+    return output
+
+
+def private(module: nn.Module, x: Batch, **options: Any) -> Any:
+    with pytest.warns(UserWarning) as told:  # noqa: PT030  (of padding, besides)
+        made = lipcompile.private(module, x, bounds="clip", **options)
+    assert sum(SLOW in str(one.message) for one in told) == 1
+    return made
+
+
+def clipped_by_hand(module: nn.Module, x: Batch) -> dict[str, Tensor]:
+    """Return Σ g_i/(‖g_i‖ + 0.01) of the gradients of examples, each by a backward pass of the module itself."""
+    named = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    sums = {name: torch.zeros_like(one) for name, one in named.items()}
+    for i in range(B):
+        row = {name: one[i : i + 1] for name, one in x.items()} if isinstance(x, dict) else x[i : i + 1]
+        loss = F.cross_entropy(called(module, row), Y[i : i + 1])
+        gradients = torch.autograd.grad(loss, list(named.values()))
+        norm = torch.cat([one.flatten() for one in gradients]).norm()
+        for name, one in zip(named, gradients, strict=True):
+            sums[name] += one / (norm + 0.01)
+    return sums
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")
+@pytest.mark.parametrize("name", MODULES)
+def test_a_step_is_that_of_gradients_clipped_by_hand(name: str) -> None:
+    """One step of gradient descent at rate 1, without noise, back in the module."""
+    torch.manual_seed(0)
+    make, x, _ = MODULES[name]
+    module = make()
+    made, steps = private(module, x), clipped_by_hand(module, x)
+    made.guard_layers()
+    made.gate.reset()
+    made.criterion(called(made, x), Y).backward()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter -= parameter.grad
+    before = {name: one.detach().clone() for name, one in module.named_parameters()}
+    lipcompile.load_trained(module, made, x)
+    for name, one in module.named_parameters():
+        torch.testing.assert_close(one.detach(), before[name] - steps.get(name, 0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")
+@pytest.mark.parametrize("name", MODULES)
+def test_outputs_are_those_of_the_module(name: str) -> None:
+    torch.manual_seed(0)
+    make, x, _ = MODULES[name]
+    module = make()
+    made = private(module, x)
+    torch.testing.assert_close(called(made, x), called(module, x), rtol=1e-4, atol=1e-5)
+    none: Any = {key: one[:0] for key, one in x.items()} if isinstance(x, dict) else x[:0]
+    empty = called(made, none)
+    assert empty.shape == (0, CLASSES)
+    empty.sum().backward()  # type: ignore[no-untyped-call]  # as of a batch that nobody was drawn into
+    assert not verify(made.certificate).problems
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, is_slow) in MODULES.items() if is_slow])
+def test_what_vmap_cannot_run_is_computed_in_a_loop_and_told(name: str) -> None:
+    make, x, _ = MODULES[name]
+    made = private(make(), x, verify_import=False)
+    with pytest.warns(OneByOneWarning, match="cannot run the network"):
+        called(made, x)
+
+
+class Straight(torch.autograd.Function):
+    """The identity, whose gradients are those of all examples."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ARG004
+        return gradient + gradient.mean(0)
+
+
+class Backwards(Net):
+    def forward(self, x: Tensor) -> Any:
+        return Straight.apply(self.layer(half(x)))  # type: ignore[no-untyped-call]
+
+
+class Listed(Net):
+    """A weight where no copy of it can take its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [self.layer.weight]
+
+    def forward(self, x: Tensor) -> Any:
+        return half(x) @ self.hidden[0].T
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Net(lambda x: half(x) - x.mean(0)),
+        lambda: Net(lambda x: half(x) * (1 + int(x.sum().item() > 0))),
+        lambda: Net(lambda x: half(x.flip(0))),
+        Backwards,
+        Listed,
+    ],
+)
+def test_what_is_another_function_alone_is_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(InputError, match=r"LIP108|LIP120|LIP100"):
+        lipcompile.private(make(), NUMBERS, bounds="clip")
+
+
+def test_a_module_that_draws_in_evaluation_is_refused() -> None:
+    with pytest.raises(InputError, match="LIP1"):
+        lipcompile.private(Net(lambda x: half(x) * torch.bernoulli(x.sigmoid())), NUMBERS, bounds="clip")
+
+
+class Normed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(self.norm(half(x)))
+
+
+def test_statistics_of_the_batch_are_refused_or_replaced() -> None:
+    with pytest.raises(InputError, match="LIP101"):
+        lipcompile.private(Normed(), NUMBERS, bounds="clip")
+    module = Normed()
+    made = private(module, NUMBERS, batch_norm="group_norm")
+    grouped = F.group_norm(half(NUMBERS), 1, module.norm.weight, module.norm.bias, 1e-5)
+    torch.testing.assert_close(made(NUMBERS), module.layer(grouped))
+    torch.testing.assert_close(private(module.eval(), NUMBERS)(NUMBERS), module(NUMBERS))
+
+
+class Remembering(Net):
+    """Keeps what it has seen, in a buffer and in a list."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Any:
+        before = sum(self.seen, self.mean.clone())
+        self.seen.append(x.detach().sum(0))
+        self.mean += x.detach().mean(0)
+        return self.layer(half(x) + before)
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")
+def test_nothing_is_left_for_other_examples() -> None:
+    module = Remembering()
+    made = private(module, NUMBERS, verify_import=False)
+    first, second = made(NUMBERS), made(NUMBERS)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, module.layer(half(NUMBERS)))
+    assert "LIP126" in {one.code for one in lipcompile.from_module(module, NUMBERS, bounds="clip").diagnostics}
+    assert not made.own_network.module.seen
+    assert not made.own_network.module.mean.any()
+
+
+@pytest.mark.parametrize("token", [-1, 11, 15])
+def test_no_token_beyond_a_table_reads_that_of_another_example(token: int) -> None:
+    """Each example has a copy of the table: under `vmap` torch reads the next example's row there."""
+    made, tokens = private(Words(), TOKENS), TOKENS.clone()
+    tokens[1, 2] = token
+    if token >= 0:
+        with pytest.raises(IndexError, match="out of bounds"):
+            made(tokens)
+        return
+    assert torch.equal(made(tokens)[[0, 2, 3, 4]], made(TOKENS)[[0, 2, 3, 4]])
+
+
+def test_each_example_draws_its_own_masks() -> None:
+    module = nn.Sequential(Net(), nn.Dropout(0.5))
+    made = private(module, NUMBERS)
+    rows = made(NUMBERS[:1].expand(200, -1))
+    assert len({tuple(row.tolist()) for row in rows}) == 2**CLASSES  # all but one in 10¹⁰ of such draws
+    assert torch.equal(made.eval()(NUMBERS), made(NUMBERS))
+    assert torch.equal(copy.deepcopy(made)(NUMBERS), made(NUMBERS))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_it_computes_with_the_numbers_that_it_was_imported_with(kind: torch.dtype) -> None:
+    module = Net()
+    made = private(module, NUMBERS).to(kind)
+    found = made(NUMBERS.to(kind))
+    assert found.dtype == kind
+    torch.testing.assert_close(found.float(), module(NUMBERS), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.filterwarnings("ignore:a fixed seed makes the noise predictable")
+def test_a_private_training_in_pieces() -> None:
+    """Pieces of a batch give the steps of the whole."""
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    data, finals = TensorDataset(x, (x[:, 0] > 0).long()), []
+    for piece in (None, 3):
+        torch.manual_seed(0)
+        module, optimizer, loader = PrivacyEngine().make_private(
+            module=(made := private(Net(), x)),
+            optimizer=torch.optim.SGD(made.parameters(), lr=0.5),
+            data_loader=DataLoader(data, batch_size=10),
+            noise_multiplier=1.0,
+            max_physical_batch=piece,
+            seed=3,
+        )
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            module.criterion(module(inputs), labels).backward()
+            optimizer.step()
+        finals.append(torch.cat([one.detach().flatten() for one in module.parameters()]))
+    torch.testing.assert_close(*finals)
+
+
+# From the command line
+
+PROGRAM = """import torch
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("shift", torch.full((4,), {shift}))
+
+    def forward(self, x):
+        system = 2 * torch.eye(4).expand(len(x), -1, -1)
+        return self.layer(torch.linalg.solve(system, (x + self.shift)[..., None])[..., 0])
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], str]:
+    """Write a module of Python with a network, and return its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+
+    def write(shift: float) -> str:
+        name = f"own_nets_{tmp_path.name}_{shift}".replace(".", "_").replace("-", "_")
+        (tmp_path / f"{name}.py").write_text(PROGRAM.format(shift=shift))
+        return f"{name}:Odd"
+
+    return write
+
+
+def test_from_training_to_predictions(nets: Callable[[float], str], capsys: pytest.CaptureFixture[str]) -> None:
+    network = [nets(0.5), "--input-shape", "4", "--loss", "cross_entropy"]
+    assert run(["check", *network]) == 1
+    assert "or use --bounds clip, which computes such a module" in capsys.readouterr().out
+    assert run(["check", *network, "--bounds", "auto"]) == 0
+    budget = ["--data", "data.npz", "--epsilon", "3", "--delta", "1e-3", "--epochs", "1", "--output", "run"]
+    assert run(["train", *network, *budget]) == 0
+    assert run(["verify", "run"]) == 0
+    assert run(["predict", "run", "data.npz"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 20
+    assert run(["export", "run", "-o", "run.onnx"]) == 2
+    assert "torch.onnx.export" in capsys.readouterr().err
+
+
+def test_a_run_knows_its_network(nets: Callable[[float], str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its parts and what it does not train: of a module that has changed since, and of none."""
+    options = ["--input-shape", "4", "--loss", "cross_entropy", "--data", "data.npz", "--epsilon", "3"]
+    assert run(["train", nets(0.5), *options, "--delta", "1e-3", "--epochs", "1", "--output", "run"]) == 0
+    place = Path("run/network.json")
+    said = json.loads(place.read_text())
+    place.write_text(json.dumps({**said, "module": nets(0.25)}))
+    assert run(["predict", "run", "data.npz"]) == 2
+    assert "is another module than the one" in capsys.readouterr().err
+    for text in ("{", "[]", '{"module": "nets:Odd"}', None):
+        place.unlink() if text is None else place.write_text(text)
+        assert run(["predict", "run", "data.npz"]) == 2
+        assert "does not say where it is" in capsys.readouterr().err
+
+
+def test_weights_of_a_folder_go_back_into_the_module(tmp_path: Path) -> None:
+    x = NUMBERS.numpy().repeat(8, 0)
+    y = (x[:, 0] > 0).astype(np.int64)
+    module = Net()
+    with pytest.warns(UserWarning, match=SLOW):
+        lipcompile.train(
+            module, (x, y, x, y), tmp_path / "run", loss="cross_entropy", epsilon=8, delta=1e-2, epochs=1
+        )
+    lipcompile.load_trained(mine := Net(), tmp_path / "run", NUMBERS)
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=False)["states"]["module"]
+    assert torch.equal(mine.layer.weight, state["layer_weight.bias"])
+    assert not torch.equal(mine.layer.weight, module.layer.weight)
