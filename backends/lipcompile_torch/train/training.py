@@ -75,7 +75,8 @@ class TrainConfig:
         augment: random changes of images, "flip", "shift:PIXELS" or both with a comma between them; None: examples
             come as they are. See `augmentation`.
         views: of each example that is changed.
-        max_physical_batch: most examples computed at once; of augmented ones each view counts.
+        max_physical_batch: most examples computed at once; of augmented ones each view counts. None: all, or of a
+            network that no rule covers as many as have 2²⁶ parameters.
         fixed_shape: compute every batch in one shape, see `engine.EngineOptions`.
         precision: of products in both passes, by autocast; weights, sums of gradients, clips and noise keep the
             dtype of the module.
@@ -287,8 +288,13 @@ class _Training:
         return plan, optimizer, loader
 
     def _examples_at_once(self) -> int | None:
-        """Return the most examples computed at once, of which each is so many rows."""
+        """Return the most examples computed at once, of which each is so many rows.
+
+        Of a network that no rule covers each example holds a copy of the parameters, and a gradient.
+        """
         most = self.config.max_physical_batch
+        if most is None and self.module.own_network is not None:
+            most = max(_HELD // sum(one.numel() for one in self.module.parameters()), 1)
         return most if most is None or self.augmentation is None else max(most // self.config.views, 1)
 
     def _sigma(self, way: Course, saved: Checkpoint | None) -> float:
