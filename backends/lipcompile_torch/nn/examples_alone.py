@@ -107,10 +107,13 @@ def _with_gradients(run: Callable[..., Tensor], given: Any, *, spread: bool = Fa
 
 
 def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether tensors are the same up to a share of the largest number of each."""
-    return len(one) == len(other) and all(
-        x.shape == y.shape and torch.allclose(x, y, rtol=0.0, atol=_ROUNDED * _largest(x), equal_nan=True)
-        for x, y in zip(one, other, strict=True)
+    """Whether tensors agree: each up to a share of its largest number, or to the rounding of the others."""
+    if [x.shape for x in one] != [x.shape for x in other]:
+        return False
+    sizes = [_largest(x) for x in one]
+    return all(
+        torch.allclose(x, y, rtol=0.0, atol=_ROUNDED * max(size, _ROUNDED * max(sizes)), equal_nan=True)
+        for x, y, size in zip(one, other, sizes, strict=True)
     )
 
 

@@ -32,6 +32,7 @@ from .optimizer import PrivateOptimizer
 from .sampler import PrivateLoader
 
 _EVALUATION_BATCH = 1024
+_HELD = 2**26  # numbers in the copies of parameters that examples have at once
 # Shares of the learning rate, by the share of the steps that are taken.
 _SCHEDULES: Mapping[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,

@@ -45,7 +45,7 @@ _OF_RULES = frozenset(
     )
 )
 _MIXES = "LIP108"  # an operation may mix examples, as far as its rule can tell
-_ALL_TOKENS = 2**24  # the largest number of different tokens: float32 holds all below
+_MANY_TOKENS = 2**16  # of different ones, where no table says how many: one-hot vectors of them fit into memory
 _EXAMPLES = 3
 _AGREES = 1e-3  # a share of the largest number
 _SEED = 0
@@ -199,7 +199,7 @@ def _tokens(network: Network, place: int) -> int:
     stored = (*network.module.parameters(), *network.module.buffers())
     sizes = {size + more for tensor in stored for size in tensor.shape for more in (0, 1)}
     given = _batch(network, None)
-    for size in sorted({_ALL_TOKENS, *sizes, *network.inputs[place].shape, 2, 1}, reverse=True):
+    for size in sorted({_MANY_TOKENS, *sizes, *network.inputs[place].shape, 2, 1}, reverse=True):
         given[place] = torch.full_like(given[place], size - 1)
         try:
             _called(network, _copied(network.module), given)
@@ -311,10 +311,13 @@ def written(loaded: Loaded) -> list[str]:
 
 
 def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    largest = max(float(x.abs().nan_to_num(0, 0, 0).amax()) for x in one if x.numel())
-    return len(one) == len(other) and all(
-        x.shape == y.shape and torch.allclose(x, y, rtol=0, atol=_AGREES * largest, equal_nan=True)
-        for x, y in zip(one, other, strict=True)
+    """Whether tensors agree: each up to a share of its largest number, or to the rounding of the others."""
+    if [x.shape for x in one] != [x.shape for x in other]:
+        return False
+    sizes = [float(x.abs().nan_to_num(0, 0, 0).amax()) if x.numel() else 0.0 for x in one]
+    return all(
+        torch.allclose(x, y, rtol=0, atol=_AGREES * max(size, _AGREES * max(sizes)), equal_nan=True)
+        for x, y, size in zip(one, other, sizes, strict=True)
     )
 
 
