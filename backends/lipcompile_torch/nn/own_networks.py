@@ -32,7 +32,9 @@ class OwnNetwork(Protocol):
     def inputs(self) -> Sequence[OwnInput]: ...  # noqa: D102
     @property
     def parameters(self) -> Mapping[str, tuple[int, ...]]:
-        """Their shapes by name, in the order of the operands; names of `module.named_parameters`."""
+        """Their shapes by name, in the order of the operands; names of `module.named_parameters`. Complex ones are
+        pairs, with a last axis of 2.
+        """
         ...
 
 
@@ -92,8 +94,8 @@ def _called(network: OwnNetwork, arguments: Sequence[Tensor], parameters: Sequen
     device = parameters[0].device
     trained = dict(zip(network.parameters, parameters, strict=True))
     state = {name: one.to(device, copy=True) for name, one in stored.items() if name not in trained}
-    state |= {name: one.to(stored[name].dtype).reshape(stored[name].shape) for name, one in trained.items()}
-    real = stored[next(iter(trained))].dtype
+    state |= {name: _as(stored[name], one) for name, one in trained.items()}
+    real = next((one.dtype for one in stored.values() if one.is_floating_point()), parameters[0].dtype)
     args, kwargs = list[Tensor](), dict[str, Tensor]()
     for own, x in zip(network.inputs, arguments, strict=True):
         row = x.to(own.kind or real)[None]
@@ -102,6 +104,13 @@ def _called(network: OwnNetwork, arguments: Sequence[Tensor], parameters: Sequen
         else:
             args.append(row)
     return functional_call(network.module, state, tuple(args), kwargs)
+
+
+def _as(stored: Tensor, values: Tensor) -> Tensor:
+    """Return values in the shape and the kind of numbers of a parameter; of a complex one they are pairs."""
+    if stored.is_complex():
+        return torch.view_as_complex(values.to(stored.real.dtype).reshape(*stored.shape, 2))
+    return values.to(stored.dtype).reshape(stored.shape)
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def _network(module: Module, examples: Sequence[Example]) -> Network:
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise _NoFunctionError
-    if not trained or not all(one.is_floating_point() for one in trained.values()):
+    if not trained:
         raise _NoFunctionError
     try:
         twin = copy.deepcopy(module)
@@ -138,8 +138,14 @@ def _network(module: Module, examples: Sequence[Example]) -> Network:
     return Network(
         twin.requires_grad_(requires_grad=False),
         tuple(taken),
-        {name: tuple(one.shape) for name, one in trained.items()},
+        {name: tuple(_in_pairs(one).shape) for name, one in trained.items()},
     )
+
+
+def _in_pairs(parameter: Tensor) -> Tensor:
+    """Return the values of a parameter, complex ones with a last axis of 2."""
+    values = parameter.detach()
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def _without_statistics(module: Module, repairs: Repairs | None) -> Module:
@@ -314,7 +320,7 @@ def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Whether tensors agree: each up to a share of its largest number, or to the rounding of the others."""
     if [x.shape for x in one] != [x.shape for x in other]:
         return False
-    sizes = [float(x.abs().nan_to_num(0, 0, 0).amax()) if x.numel() else 0.0 for x in one]
+    sizes = [float(x.abs().nan_to_num(0, 0, 0).amax()) if x.numel() else 0.0 for x in map(_in_pairs, one)]
     return all(
         torch.allclose(x, y, rtol=0, atol=_AGREES * max(size, _AGREES * max(sizes)), equal_nan=True)
         for x, y, size in zip(one, other, sizes, strict=True)
@@ -351,7 +357,7 @@ def _graph(
 
 def _copy(builder: GraphBuilder, example: Value, name: str, parameter: Tensor) -> Value:
     """Add the copies of a parameter that examples have: zeros plus a bias. A single number has the shape [1]."""
-    values = parameter.detach().float().cpu().numpy()
+    values = _in_pairs(parameter).float().cpu().numpy()
     array = values.reshape(values.shape or (1,))
     own = identifier(name)
     start = builder.add(ZEROS, Zeros(array.shape), [example], name=f"{own}_zeros")
@@ -365,5 +371,5 @@ def _digest(network: Network) -> str:
     for name, tensor in (*network.module.named_parameters(), *network.module.named_buffers()):
         found.update(f"{name} {list(tensor.shape)}".encode())
         if name not in network.parameters:
-            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            found.update(_in_pairs(tensor).cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -341,7 +341,7 @@ class ModuleRun:
                 (output,) = torch.utils._pytree.tree_leaves(self.module(*args, **kwargs))
         except Exception as error:
             raise OriginalError(f"the module fails: {summary(error)}") from None
-        return np.asarray(output.double().cpu().numpy())
+        return np.asarray(output.detach().double().cpu().numpy())
 
 
 def precision(module: Module) -> str:

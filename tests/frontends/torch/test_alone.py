@@ -61,6 +61,17 @@ class Parameters(nn.Module):
         return self.layer(torch.linalg.solve(system, x + self.offset + self.shift, left=False) * self.scale)
 
 
+class Complex(nn.Module):
+    """A complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spectrum, self.layer = nn.Parameter(torch.randn(3, dtype=torch.complex64)), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(torch.fft.irfft(torch.fft.rfft(half(x)) * self.spectrum, n=4))
+
+
 class Words(nn.Module):
     """Tokens, with a row of padding."""
 
@@ -116,6 +127,7 @@ BOTH: Batch = {"numbers": NUMBERS, "categories": TOKENS[:, 0] % 7}
 MODULES: dict[str, tuple[Callable[[], nn.Module], Batch, bool]] = {
     "a linear system": (Net, NUMBERS, False),
     "parameters": (Parameters, NUMBERS, False),
+    "a complex parameter": (Complex, NUMBERS, False),
     "tokens": (Words, TOKENS, False),
     "numbers and categories": (Columns, BOTH, False),
     "a loop": (Steps, NUMBERS, True),
