@@ -19,6 +19,7 @@ from lipcompile.core.backend import find, instantiate
 from lipcompile.diagnostics import InputError, Severity, input_error, told
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError, model_options, parse_number
 from lipcompile.frontends.repairs import BatchNorm, Repairs
+from lipcompile.ops.own.rules import OWN_NETWORK
 from lipcompile.ops.registry import load_plugins
 
 if TYPE_CHECKING:
@@ -350,14 +351,16 @@ def load_trained(module: Module, trained: Module | str | Path, example: Example,
 
     source: Any = read(Path(trained), None, find()).module if isinstance(trained, (str, Path)) else trained
     load_plugins()
-    use = graph_of(source.certificate).loss
+    graph = graph_of(source.certificate)
+    use = graph.loss
     known = {} if use is None else {"loss": loss_text(use)}
     chosen = model_options(**{**options, **known, "bounds": "clip"})
     with _joining(module, chosen):
-        return _loaded(module, source, example, chosen)
+        is_alone = any(node.op is OWN_NETWORK for node in graph.nodes)
+        return _loaded(module, source, example, chosen, is_alone=is_alone)
 
 
-def _loaded(module: Module, source: Any, example: Example, options: ModelOptions) -> Module:
+def _loaded(module: Module, source: Any, example: Example, options: ModelOptions, *, is_alone: bool) -> Module:
     """Return the module with the weights of what was made of it; raises InputError."""
     import torch
 
@@ -366,7 +369,7 @@ def _loaded(module: Module, source: Any, example: Example, options: ModelOptions
     from lipcompile.frontends.torch.padding import padded
 
     trained_ones = {name: one.detach() for name, one in source.named_parameters() if one.requires_grad}
-    found = origins(module, example, options, trained_ones.keys())
+    found = origins(module, example, options, trained_ones.keys(), is_alone=is_alone)
     entries = found.entries({name: one.double().cpu().numpy() for name, one in trained_ones.items()})
     parameters = {
         name: torch.view_as_real(one.detach()) if one.is_complex() else one

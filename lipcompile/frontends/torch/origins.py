@@ -19,16 +19,17 @@ from torch.nn import Module
 
 from lipcompile.analysis.clips import Source as Bounds
 from lipcompile.core.derivation import Source
-from lipcompile.diagnostics import InputError, input_error
+from lipcompile.diagnostics import Diagnostic, InputError, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.frontends.torch.alone import alone
 from lipcompile.frontends.torch.computed import computed_weights, standardises
 from lipcompile.frontends.torch.module import (
     ModuleRun,
     examples_of,
-    from_example,
     frozen,
     original_run,
+    precision,
     traced_in_numbers,
 )
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
@@ -80,14 +81,17 @@ class Origins:
         return {name: (known[cut], values[cut]) for name, cut in zip(self.sizes, cuts, strict=True)}
 
 
-def origins(module: Module, example: Any, options: ModelOptions, trained: Collection[str]) -> Origins:
+def origins(
+    module: Module, example: Any, options: ModelOptions, trained: Collection[str], *, is_alone: bool = False
+) -> Origins:
     """Import a module, and find where its weights went. trained: the names of the parameters that were made of it.
+
+    is_alone: whether it was one op, a network that no rule covers.
 
     Raises InputError: the module is rejected, or a weight of the model is computed from several (LIP523).
     """
-    loaded = from_example(module, example, options)
-    if loaded.source.network is not None:
-        return _of_network(loaded)
+    if is_alone:
+        return _of_network(module, example, options)
     try:
         with without_rows_of_padding(padded(module)):
             traced_module, program, taken = traced_in_numbers(module, examples_of(example), options)
@@ -120,16 +124,19 @@ def origins(module: Module, example: Any, options: ModelOptions, trained: Collec
     return Origins(sizes, found, loaded, original_run(traced_module, taken, model))
 
 
-def _of_network(loaded: Loaded) -> Origins:
+def _of_network(module: Module, example: Any, options: ModelOptions) -> Origins:
     """Return where the parameters of a network that is one op come from: each is one of the module."""
+    refused = Diagnostic("LIP100", "it was one op")
+    loaded = alone(module, examples_of(example), Loaded(Source("", "", "torch", ""), None, (refused,)), options)
+    if loaded is None or loaded.source.network is None:
+        raise _foreign("the module cannot be computed one example at a time")
     network, weights = loaded.source.network, _weights(loaded)
     sizes = {name: prod(shape) for name, shape in network.parameters.items()}
     ends = np.cumsum([1, *sizes.values()])
     numbers = [np.arange(start, end) for start, end in pairwise(ends)]
     places = {name: own.reshape(weights[name].shape) for name, own in zip(weights, numbers, strict=True)}
     found = {name: (own, np.zeros_like(own)) for name, own in places.items()}
-    run: Any = loaded.original and loaded.original()
-    return Origins(sizes, found, loaded, run)
+    return Origins(sizes, found, loaded, ModuleRun(module, network.inputs, None, precision(module)))
 
 
 def _reading(model: ModelProto, options: ModelOptions, fixed: frozenset[str], bounds: Bounds) -> _Reading:
