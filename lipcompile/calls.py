@@ -318,13 +318,16 @@ def fix(
     return fixing.fix(str(model), options_of_model, wanted, Path(output))
 
 
-def load_trained(module: Module, trained: Module | str | Path, example: Example, **options: Any) -> Module:
+def load_trained(
+    module: Module, trained: Module | str | Path, example: Example, *, verify_import: bool = True, **options: Any
+) -> Module:
     """Load privately trained weights into the module that they began in: yours, without any part of this package.
 
     Args:
         module: yours; its trained parameters change in place, and nothing else.
         trained: what `private` made of it, after training; or the folder of `train` or `lipcompile train`.
         example, options: those that `private`, `train` or the command was given; the loss is known.
+        verify_import: compare both modules.
 
     The two modules are compared on random inputs, in evaluation mode; a warning says so where yours fails on them.
     With bounds by theorem the private module clips its inputs to their norm, and yours does not.
@@ -357,10 +360,12 @@ def load_trained(module: Module, trained: Module | str | Path, example: Example,
     chosen = model_options(**{**options, **known, "bounds": "clip"})
     with _joining(module, chosen):
         is_alone = any(node.op is OWN_NETWORK for node in graph.nodes)
-        return _loaded(module, source, example, chosen, is_alone=is_alone)
+        return _loaded(module, source, example, chosen, is_alone=is_alone, verify=verify_import)
 
 
-def _loaded(module: Module, source: Any, example: Example, options: ModelOptions, *, is_alone: bool) -> Module:
+def _loaded(
+    module: Module, source: Any, example: Example, options: ModelOptions, *, is_alone: bool, verify: bool
+) -> Module:
     """Return the module with the weights of what was made of it; raises InputError."""
     import torch
 
@@ -387,22 +392,25 @@ def _loaded(module: Module, source: Any, example: Example, options: ModelOptions
         with torch.no_grad():
             for part in zeros.values():
                 part.weight[part.padding_idx] = 0
+        if not verify:
+            return module
         try:
-            agrees = agreement(twin, found.run, derivation, find()).agrees
+            compared = agreement(twin, found.run, derivation, find())
         except OriginalError as error:
             warnings.warn(f"the weights were loaded, but could not be compared: {error}", UserWarning, 3)
             return module
-        if agrees:
+        if compared.agrees:
             return module
     with torch.no_grad():
         for name, weights in before.items():
             parameters[name].copy_(weights)
     copies = (one.message for one in found.loaded.diagnostics if one.code == "LIP122")
-    cause = next(copies, "a layer was replaced on import")
-    message = f"with the trained weights your module computes something else: {cause}"
+    cause = next(copies, "a layer was replaced on import, or rounding turned over a function that jumps")
+    share = f"{compared.relative:.1e} of an example's largest output, on {compared.examples} random inputs"
+    message = f"with the trained weights your module computes something else, by up to {share}: {cause}"
     help_line = (
         "replace it in your module, too, before `private` reads it; or deploy the private module as it is, by "
-        "lipcompile.export_onnx"
+        "lipcompile.export_onnx; verify_import=False loads the weights all the same"
     )
     raise input_error("LIP523", message, help_line)
 

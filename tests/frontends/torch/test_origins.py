@@ -235,7 +235,10 @@ def test_a_batch_normalisation_is_trained_by_clips_and_folded_by_theorems() -> N
     assert torch.allclose(outputs(module, x), outputs(private, x), rtol=1e-5, atol=1e-5)
     module.train()
     replaced = lipcompile.private(module, example, batch_norm="group_norm")
-    assert "something else" in refused(module, replaced, example, batch_norm="group_norm")
+    assert "something else, by up to" in refused(module, replaced, example, batch_norm="group_norm")
+    changed(replaced)
+    lipcompile.load_trained(module, replaced, example, batch_norm="group_norm", verify_import=False)
+    assert torch.equal(module.get_parameter("0.weight"), dict(replaced.named_parameters())["n_0.weight"])
 
 
 def test_shared_weights_that_differ_are_refused() -> None:
