@@ -166,11 +166,26 @@ def audit_privacy(
     """Audit the engine on this module: its bounds, its noise, its sampling and its accounting.
 
     The adversary sets the weights, keeps them there by an optimizer that only looks on, and sees every noisy
-    gradient. The weights of `module` end anywhere in their constraint sets.
+    gradient. The weights of `module` end anywhere in their constraint sets. Where all is clipped, it is trained in
+    evaluation mode: what dropout draws would hide the canaries, and a clip holds for any draws.
 
     Raises:
         ValueError, BudgetError, CanaryError: settings that mean nothing, cannot be met, or do not fit into memory.
     """
+    was_training = module.training
+    module.train(was_training and not module.gradient_bounds().keys() <= module.clipped_parameters)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            if config.seed is not None:  # masks of dropout follow it, too
+                torch.manual_seed(config.seed)
+            return _audited(module, admissible, config, watch)
+    finally:
+        module.train(was_training)
+
+
+def _audited(
+    module: LipschitzModule, admissible: Admissible, config: PrivacyAuditConfig, watch: Watch | None
+) -> PrivacyAudit:
     rate = config.batch / config.size
     sigma = config.noise_multiplier or calibrate_noise_multiplier(
         config.epsilon, config.delta, rate, config.steps, config.relation
