@@ -24,6 +24,7 @@ from lipcompile_privacy.accounting import (
 from lipcompile_torch.train.ledger import LedgerRecord, read_ledger
 from lipcompile_torch.train.module import LipschitzModule
 
+from lipcompile.cli.shared import training
 from lipcompile.cli.shared.progress import Watch
 from lipcompile.cli.shared.training import keep_freed_memory, tell_unlearned
 from lipcompile.version import __version__
@@ -90,6 +91,31 @@ def test_a_wrong_command_is_refused_before_the_model_is_read(
     assert "`used` holds an earlier run" in refused("--output used", capsys)
     assert run("train nets:LeNet --data data.npz --output run") == 2
     assert "--epsilon and --delta are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("moment", "codes", "reason"),
+    [("arrays_of", [0, 2], "holds an earlier run"), ("tell_clipped", [2, 0], "is in use by another process")],
+)
+def test_of_two_commands_that_find_a_folder_empty_one_is_refused(
+    moment: str, codes: list[int], reason: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And takes no files back, which are those of the other one. The second command begins within the first."""
+    write()
+    command = "train model.lip --data data.npz --output run --accountant rdp"
+    inner = getattr(training, moment)
+    found: list[int] = []
+
+    def meanwhile(*given: Any) -> Any:
+        monkeypatch.setattr(training, moment, inner)
+        found.append(run(command))
+        return inner(*given)
+
+    monkeypatch.setattr(training, moment, meanwhile)
+    found.append(run(command))
+    assert found == codes
+    assert f"`run` {reason}" in capsys.readouterr().err
+    assert read_ledger(LEDGER).total_steps == 8
 
 
 @pytest.mark.parametrize("sampling", CHARGED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 import platform
 import re
 import sys
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 
 LARGEST_DEFAULT_BATCH = 512
+_FILES = (MODULE, LEDGER, CHECKPOINT, CLASSES, NETWORK)
 # Sizes of entries that are worth a note: those of images of 0 to 255 are near 100, of columns in dollars above.
 _LARGE = 10
 
@@ -107,9 +109,8 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
         "batch_size": run.settings["batch_size"] or default_batch(run.derivation, examples),
     }
     _check_settings(run, settings, examples)
-    text = text_of_run(run.output, run.text, resume=run.resume)
     watch = Watch(run.settings["epochs"])
-    with _as_diagnostics(lambda: watch.began), _folder(run, text, names, lambda: watch.began):
+    with _as_diagnostics(lambda: watch.began), _folder(run, names, lambda: watch.began) as text:
         module = drawn(run.output / MODULE, text, settings.get("seed"), run.derivation.source.network)
         check_targets(module, arrays)
         tell_clipped(module, arrays.x_train)
@@ -212,27 +213,50 @@ def _unstarted(text: str) -> str:
 
 
 @contextmanager
-def _folder(run: TrainingRun, text: str, names: list[str], began: Any) -> Iterator[None]:
-    """Make the folder, the module and the names of classes in it; take them back if training does not begin."""
+def _folder(run: TrainingRun, names: list[str], began: Any) -> Iterator[str]:
+    """Make the folder, the module and the names of classes in it; take them back if training does not begin.
+
+    Yields the text of the module. No other command trains in the folder meanwhile: its files would be taken back.
+    """
+    refuse_unresumed(run.output, resume=run.resume)
     new = [path for path in (run.output, *run.output.parents) if not path.exists()]
-    fresh = [name for name in (MODULE, LEDGER, CHECKPOINT, CLASSES, NETWORK) if not (run.output / name).exists()]
     run.output.mkdir(parents=True, exist_ok=True)
+    with _locked(run.output):
+        fresh = [name for name in _FILES if not (run.output / name).exists()]
+        try:
+            text = text_of_run(run.output, run.text, resume=run.resume)
+            write_text(run.output / MODULE, text)
+            if names:
+                write_text(run.output / CLASSES, json.dumps(names, ensure_ascii=False))
+            source = run.derivation.source
+            if source.network is not None:
+                shapes = {one.name: one.shape for one in source.network.inputs}
+                write_text(run.output / NETWORK, json.dumps({"module": source.path, "input_shape": shapes}))
+            yield text
+        finally:
+            if not began():
+                for name in fresh:
+                    (run.output / name).unlink(missing_ok=True)
+                with suppress(OSError):  # somebody else has put something there
+                    for path in new:
+                        path.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against other commands that train in it; raises InputError (LIP405) if one does."""
+    import fcntl  # POSIX only, as ledgers in files are
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        write_text(run.output / MODULE, text)
-        if names:
-            write_text(run.output / CLASSES, json.dumps(names, ensure_ascii=False))
-        source = run.derivation.source
-        if source.network is not None:
-            shapes = {one.name: one.shape for one in source.network.inputs}
-            write_text(run.output / NETWORK, json.dumps({"module": source.path, "input_shape": shapes}))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            help_line = "wait until it ends, or choose another --output"
+            raise input_error("LIP405", f"`{folder}` is in use by another process", help_line) from None
         yield
     finally:
-        if not began():
-            for name in fresh:
-                (run.output / name).unlink(missing_ok=True)
-            with suppress(OSError):  # somebody else has put something there
-                for path in new:
-                    path.rmdir()
+        os.close(descriptor)
 
 
 def check_targets(module: Any, arrays: Any) -> None:
