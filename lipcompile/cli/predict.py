@@ -97,9 +97,18 @@ def _of_network(run: Path, data: Path, weights: Path | None) -> Iterator[Iterabl
 
 
 def _names(run: Path, count: int) -> list[str]:
-    """Return the names of classes, as the folders had them that were trained on, or their numbers."""
+    """Return the names of classes, as the folders had them that were trained on, or their numbers.
+
+    Raises InputError (LIP402) if their file is damaged.
+    """
     path = run / CLASSES
-    names = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    try:
+        names = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        help_line = "remove it: classes then have numbers"
+        raise input_error("LIP402", f"`{path}` does not hold the names of classes", help_line)
     return names if len(names) == max(count, 2) else [str(number) for number in range(max(count, 2))]
 
 

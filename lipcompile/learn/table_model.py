@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tomllib
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,9 @@ def load(path: str | os.PathLike[str]) -> TableModel:
         DataError: the file is none.
         OSError: it cannot be read.
     """
+    stored = io.BytesIO(Path(path).read_bytes())
     try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = _arrays(stored)
         facts = json.loads(str(arrays["facts"]))
         if facts["format"] != FORMAT:
             raise ValueError
@@ -129,10 +129,19 @@ def load(path: str | os.PathLike[str]) -> TableModel:
             facts.get("searched"),
         )
         return TableModel(schema_of(tomllib.loads(facts["schema"])), fitted)
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{os.fspath(path)} is not a model of a table: give a file that `lipcompile train` wrote"
         ) from error
+
+
+def _arrays(stored: io.BytesIO) -> dict[str, Any]:
+    """Return the arrays of a file of numpy; raises ValueError for any other, or a damaged one."""
+    try:
+        with np.load(stored, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # of many kinds, by what is damaged
+        raise ValueError(str(error)) from error
 
 
 def _scaling(arrays: dict[str, Any]) -> Scaling:

@@ -92,6 +92,10 @@ def test_images_get_the_names_of_the_folders_that_were_trained_on(capsys: Captur
     assert line[:2] == ["new.png", "night"]
     assert run("predict run photos -o found.csv") == 0
     assert len(Path("found.csv").read_text().splitlines()) == 1 + 119
+    for damaged in ('["day", ', '{"0": "day", "1": "night"}', "[1, 0]", '"ab"'):
+        Path("run/classes.json").write_text(damaged)
+        assert run("predict run new.png") == 2
+        assert "`run/classes.json` does not hold the names of classes" in capsys.readouterr().err
 
 
 def test_what_cannot_be_predicted_is_refused(capsys: Capture) -> None:

@@ -110,3 +110,8 @@ def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
     np.savez(path, facts=np.array('{"format": "another"}'))
     with pytest.raises(DataError, match="not a model of a table"):
         load(path)
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(b"PK\x01\x02") + 10] = 99  # the method of compression
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="not a model of a table"):
+        load(path)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..certify.sums import example_norms, per_example
 from ..train.certificate import certificate_of, graph_hash
-from ..train.checkpoint import SCHEMA, CheckpointError
+from ..train.checkpoint import SCHEMA, CheckpointError, load_intact
 from ..train.data import DataError, load_test_npz
 from ..train.module import LipschitzModule
 from .robustness import (
@@ -297,7 +297,7 @@ def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> str |
     """
     stored = io.BytesIO(Path(path).read_bytes())
     try:
-        content: Any = torch.load(stored, map_location="cpu", weights_only=True)
+        content: Any = load_intact(stored)
         saved = content.get("schema") == SCHEMA
         state = dict(content["states"]["module"] if saved else content)
         head = str(content["ledger_head"]) if saved else None

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.certify.constraints import Spectral
+from lipcompile_torch.deploy.certification import load_weights
 from lipcompile_torch.nn.constrained import outside
 from lipcompile_torch.nn.layers import Dense
 from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
@@ -200,6 +202,23 @@ def test_files_that_are_no_checkpoints_are_refused(saved: Session, kind: str) ->
         torch.save({"code": Evil(), "tensor": torch.ones(3), "foreign": {"schema": "x"}}[kind], saved.path)
     with pytest.raises(CheckpointError, match="is not a checkpoint"):
         saved.load()
+
+
+def test_one_wrong_bit_of_a_weight_is_seen(saved: Session, tmp_path: Path) -> None:
+    """Torch reads it without a word."""
+    state = saved.module.state_dict()
+    entries = state["inner.weight"].numpy().tobytes()
+    plain, legacy = tmp_path / "plain.pt", tmp_path / "legacy.pt"
+    torch.save(state, plain)
+    torch.save(state, legacy, _use_new_zipfile_serialization=False)  # has no checksums
+    for path, load in ((saved.path, read_checkpoint), (plain, partial(load_weights, saved.module))):
+        content = bytearray(path.read_bytes())
+        content[content.index(entries) + 5] ^= 1
+        load(path)
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="or it is damaged"):
+            load(path)
+    load_weights(saved.module, legacy)
 
 
 def test_a_checkpoint_of_another_network_or_optimizer_is_refused(saved: Session) -> None:
