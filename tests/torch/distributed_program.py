@@ -28,6 +28,7 @@ from lipcompile_torch.train.loss_clipping import AdaptiveClip
 from lipcompile_torch.train.module import LipschitzModule
 from lipcompile_torch.train.reduction import Reduction
 from lipcompile_torch.train.sampler import PrivateLoader
+from lipcompile_torch.train.sums import release_sum
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -582,6 +583,15 @@ def every_rank_takes_the_whole_batch() -> str:
         return message(Training().train)
 
 
+def released_sums() -> dict[str, Any]:
+    """A sum that all have, and shares of a sum."""
+    engine, total = PrivacyEngine(), torch.arange(5, dtype=torch.float64)
+    found = release_sum(engine, total, 1.0, 2.0, 100)
+    refused = message(lambda: release_sum(engine, total / (1 + dist.get_rank()), 1.0, 2.0, 100))
+    assert engine.ledger is not None
+    return {"sum": found, "refused": refused, "charges": engine.ledger.record.charges}
+
+
 def one_rank_dies(folder: Path, keep: Callable[[], None]) -> dict[str, Any]:
     training = after_backward(ledger=folder / "death.jsonl")
     if dist.get_rank() == dist.get_world_size() - 1:
@@ -653,6 +663,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "unequal": one_rank_asks_for_less_noise,
         "strategies": one_rank_correlates_its_noise_differently,
         "full": partial(the_disk_is_full, folder),
+        "released sums": released_sums,
         "wrappers": refused_wrappers,
         "unsummed": shards_that_are_not_summed,
         "narrow gradients": shards_with_gradients_in_half_precision,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from hashlib import sha256
 
 import torch
 from lipcompile_privacy.accounting import Mechanism, check_supported
@@ -11,8 +12,15 @@ from lipcompile_privacy.ledger import warn_of
 from torch import Tensor
 
 from ..certify.precision import rounding_slack, sum_slack
+from ..distributed import check_same
 from ..noise.mechanism import NoiseSource
 from .engine import PrivacyEngine, SeededWarning
+
+_ON_ALL = {
+    "sums": "every process must give that of all examples",
+    "norms": "they must agree",
+    "noise multipliers": "they must agree",
+}
 
 
 def release_sum(
@@ -28,7 +36,7 @@ def release_sum(
     Formal guarantees: the ledger counts one use of the Gaussian mechanism with noise multiplier σ, before noise is
     drawn. That is what it costs if every example adds a vector of norm at most `norm` to the sum, and if the sum
     was made in float64, in any order: noise has room for the rounding of it. The CALLER promises the norm; nothing
-    here can see it.
+    here can see it. Of several processes, which all give the same sum, rank 0 alone draws noise, for all of them.
 
     Args:
         engine: whose ledger counts the release.
@@ -41,6 +49,7 @@ def release_sum(
     Raises:
         BudgetError: σ is no noise multiplier.
         LedgerError: the ledger is damaged, in use, or belongs to other data.
+        RankError: another process has another sum, norm or σ.
         ValueError: the sum is not finite, not in float64 or not a vector, or the norm is no positive number.
     """
     if total.dtype != torch.float64 or total.dim() != 1 or not bool(total.isfinite().all()):
@@ -52,6 +61,10 @@ def release_sum(
     release = Mechanism(1.0, noise_multiplier)
     check_supported({release: 1}, 0.5, engine.relation, engine.accountant)
     ledger, noise = engine.open_ledger(examples), NoiseSource(seed)
+    digest = sha256(total.detach().cpu().numpy().tobytes()).digest()
+    facts = {"sums": digest, "norms": norm, "noise multipliers": noise_multiplier}
+    ledger.world.check_current()
+    check_same(ledger.world.each("release a sum", lambda: facts), _ON_ALL)
     generators = noise.generators([total])
     ledger.declare(release, noise.is_seeded, generators)
     if noise.is_seeded:
@@ -63,4 +76,4 @@ def release_sum(
     scale = norm * noise_multiplier * (1 + slack) * (1 + rounding_slack(total.dtype))
     ledger.record_step(release)
     noise.begin_step(0)
-    return noise.added("sum", total / scale) * scale
+    return ledger.world.first("release a sum", lambda: noise.added("sum", total / scale) * scale)

@@ -414,6 +414,16 @@ def test_every_step_is_counted_once(run: Run, kind: str) -> None:
         assert found["head"] == record.hashes[-1]
 
 
+def test_a_sum_of_all_examples_is_released_once(run: Run) -> None:
+    """Draws of several ranks could be averaged, at the cost of one. Shares of a sum are refused."""
+    first, *others = run["released sums"]
+    assert not torch.equal(first["sum"], torch.arange(5, dtype=torch.float64))
+    assert all(torch.equal(first["sum"], other["sum"]) for other in others)
+    for found in (first, *others):
+        assert found["charges"] == {Mechanism(1.0, 2.0): 1}
+        assert "rank 1 and rank 0 have different sums: every process must give" in found["refused"]
+
+
 def test_nobody_moves_before_the_line_is_on_the_disk(run: Run) -> None:
     first, *others = run["full"]
     assert "OSError" in first["error"]
@@ -537,7 +547,9 @@ def test_an_engine_that_knows_of_one_process_refuses_to_be_one_of_many(tmp_path:
     training = Training()
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        assert "initialised after the privacy engine" in HERE["message"](training.train)
+        late, one = "initialised after the privacy engine", torch.ones(1, dtype=torch.float64)
+        assert late in HERE["message"](training.train)
+        assert late in HERE["message"](lambda: HERE["release_sum"](training.engine, one, 1.0, 1.0, SIZE))
         fresh = Training()  # a group of one
         fresh.train()
         assert fresh.engine.ledger.record.total_steps == STEPS
