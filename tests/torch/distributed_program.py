@@ -258,14 +258,16 @@ def clipped_at_quantiles(kind: str) -> Any:
     return {**training.result(), "lengths": lengths}
 
 
-def clipped_one_by_one(views: Any = None) -> dict[str, Any]:
+def clipped_one_by_one(views: Any = None, clipping: Any = 0.1) -> dict[str, Any]:
     torch.manual_seed(0)
     module, engine = Net(), PrivacyEngine()
     plain = Recording(module.parameters())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1e-9, "clipping": 0.1, "seed": 7}
-        private: tuple[Any, Any, Any] = engine.make_private_by_clipping(module=module, optimizer=plain, **options)
+        options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1e-9, "seed": 7}
+        private: tuple[Any, Any, Any] = engine.make_private_by_clipping(
+            module=module, optimizer=plain, clipping=clipping, **options
+        )
         clipped, optimizer, loader = private
     clipped.takes_views = views is not None
     for x, y in loader:
@@ -436,6 +438,25 @@ def one_rank_loads_weights() -> str:
 
 def one_rank_asks_for_less_noise() -> str:
     return message(lambda: Training(noise_multiplier=1.0 + dist.get_rank()))
+
+
+def one_rank_clips_less(clip: Callable[[int], Any]) -> str:
+    return message(lambda: clipped_one_by_one(clipping=clip(dist.get_rank())))
+
+
+def one_for_each_parameter(rank: int) -> Any:
+    """Return the same length for all of a gradient, or for the part of each parameter."""
+    return dict.fromkeys(("inner.weight", "inner.bias", "outer.weight"), 0.1) if rank else 0.1
+
+
+class Apart(Flat):
+    """As `Flat`, with a clip of the same length for each parameter."""
+
+    clips: ClassVar = [ClipGroup(name, (name,), 0.8) for name in Flat.names]
+
+
+def one_rank_has_more_groups() -> str:
+    return message(lambda: summed("ours", Apart if dist.get_rank() else Flat))
 
 
 def one_rank_correlates_its_noise_differently() -> str:
@@ -661,6 +682,9 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "given up": one_rank_gives_up_its_batch,
         "loaded": one_rank_loads_weights,
         "unequal": one_rank_asks_for_less_noise,
+        "clips": partial(one_rank_clips_less, lambda rank: 0.1 + rank),
+        "kinds of clips": partial(one_rank_clips_less, one_for_each_parameter),
+        "groups": one_rank_has_more_groups,
         "strategies": one_rank_correlates_its_noise_differently,
         "full": partial(the_disk_is_full, folder),
         "released sums": released_sums,

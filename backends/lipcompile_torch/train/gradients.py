@@ -86,6 +86,7 @@ _FIXES = {
     "weights": "load, average or change weights on every rank alike",
     "bounds": "bounds depend on the weights, so all replicas need the same weights and the same arithmetic",
     "settings": "do not change the module's settings, or change them on every rank",
+    "clips": "give every rank the same module, and clip alike",
 }
 
 
@@ -257,8 +258,10 @@ class LipschitzGradients:
         checks.check_flow(measured.flow, batch, limit if self._proved else None)
         checks.check_clipped(module.gate.aliases.most_clipped, batch)
         checks.check_origin(module.gate.aliases.foreign)
+        shared: Mapping[str, float] = {}
         if self.total.world is not ALONE:  # there, the sum is what must be left alone
             self._watch.check(self._altered)
+            shared = self._share(bounds, sigma)  # which groups decide
         return {
             "slack": module.gate.slack,
             "examples": batch.examples,
@@ -266,6 +269,7 @@ class LipschitzGradients:
             "weights": self.total.weights(),
             "bounds": dict(bounds),
             "settings": (module.normaliser, *self._clips, self.thresholds.gradient_multiplier(sigma)),
+            "clips": shared,
         }
 
     def _check_settings(self) -> None:
@@ -424,10 +428,10 @@ class PerExampleGradients(Gradients):
 
     def stds(self, batch: LogicalBatch, noise_multiplier: float, noise: NoiseSource) -> dict[str, float]:
         """Check that the whole batch went in; return s_p."""
-        views = self.total.world.each("take a step", lambda: self._view(batch))
+        stds = self.clipped.stds(noise_multiplier, self._allocation)
+        views = self.total.world.each("take a step", lambda: {**self._view(batch), "clips": stds})
         _check_agreement(views, batch)
         self.total.sum_()
-        stds = self.clipped.stds(noise_multiplier, self._allocation)
         factor = noise.widening(noise_multiplier, sum(self._parameters[name].numel() for name in stds))
         summed = self._sum_slacks()
         return {name: std * (1 + summed[name]) * factor for name, std in stds.items()}
