@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
+import os
 import platform
 import re
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,6 +120,19 @@ def test_of_two_commands_that_find_a_folder_empty_one_is_refused(
     assert found == codes
     assert f"`run` {reason}" in capsys.readouterr().err
     assert read_ledger(LEDGER).total_steps == 8
+
+
+def test_a_file_system_may_lock_no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+
+    def of_files(descriptor: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_files)
+    write()
+    assert train().total_steps == 8
 
 
 @pytest.mark.parametrize("sampling", CHARGED)

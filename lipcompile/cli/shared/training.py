@@ -254,6 +254,8 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             help_line = "wait until it ends, or choose another --output"
             raise input_error("LIP405", f"`{folder}` is in use by another process", help_line) from None
+        except OSError:
+            pass  # network file systems lock no folders; the ledger has a lock of its own
         yield
     finally:
         os.close(descriptor)
