@@ -386,7 +386,7 @@ def _loaded(
         "own_network": found.loaded.source.network,
     }
     twin = type("Twin", (type(source),), own)
-    derivation, rows = pipeline.derive(found.loaded, options), padded(module)
+    derivation, rows = pipeline.derive(found.loaded, options), {} if is_alone else padded(module)
     for zeros in (rows, {}) if rows else ({},):  # bounds by theorem train the rows of padding as well
         _set(parameters, entries, before)
         with torch.no_grad():

@@ -63,6 +63,8 @@ _OF_THE_COMPILER = (
 )
 
 
+_OF_BATCHES = "the module computes something else of a batch than of its examples alone: let it keep them apart"
+
 _OF_DRAWS = (
     "in evaluation mode the emitted module computes with the mean of what it draws in training: let `forward` do "
     "the same, as F.dropout does, and divide what is kept by the probability of that"
@@ -112,6 +114,8 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
     except backend.deployment.ShapeError as error:
         return _error(f"the import is wrong: {error}")
     told = _told(found, original.runner)
+    if derivation.source.network is not None and told.code == "LIP320":
+        return replace(told, help=_OF_BATCHES)
     draws = derivation.analysis is not None and any(node.draws for node in derivation.analysis.graph.nodes)
     return replace(told, help=_OF_DRAWS) if draws and told.code == "LIP320" else told
 

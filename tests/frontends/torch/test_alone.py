@@ -197,6 +197,13 @@ def test_outputs_are_those_of_the_module(name: str) -> None:
     assert not verify(made.certificate).problems
 
 
+@pytest.mark.filterwarnings("ignore:.*one example at a time")
+def test_a_module_that_is_another_one_of_larger_batches_is_told() -> None:
+    """The check of an import has eight examples, where others have three."""
+    with pytest.raises(InputError, match="something else of a batch than of its examples alone"):
+        lipcompile.private(Net(lambda x: half(x) if len(x) < 5 else half(x.flip(0))), NUMBERS, bounds="clip")
+
+
 @pytest.mark.parametrize("name", [name for name, (_, _, is_slow) in MODULES.items() if is_slow])
 def test_what_vmap_cannot_run_is_computed_in_a_loop_and_told(name: str) -> None:
     make, x, _ = MODULES[name]
