@@ -47,7 +47,7 @@ _OF_RULES = frozenset(
 _MIXES = "LIP108"  # an operation may mix examples, as far as its rule can tell
 _MANY_TOKENS = 2**16  # of different ones, where no table says how many: one-hot vectors of them fit into memory
 _EXAMPLES = 3
-_AGREES = 1e-3  # a share of the largest number
+_AGREES, _ROUNDED = 1e-3, 0.1  # shares of the largest number of a tensor, and of all
 _SEED = 0
 
 
@@ -322,7 +322,7 @@ def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
         return False
     sizes = [float(x.abs().nan_to_num(0, 0, 0).amax()) if x.numel() else 0.0 for x in map(_in_pairs, one)]
     return all(
-        torch.allclose(x, y, rtol=0, atol=_AGREES * max(size, _AGREES * max(sizes)), equal_nan=True)
+        torch.allclose(x, y, rtol=0, atol=_AGREES * max(size, _ROUNDED * max(sizes)), equal_nan=True)
         for x, y, size in zip(one, other, sizes, strict=True)
     )
 

@@ -41,6 +41,7 @@ from lipcompile.frontends.torch.tracing import (
     batch,
     evaluating,
     has_open_batch,
+    keeping_attributes,
     real,
     retraced,
     traced,
@@ -114,7 +115,8 @@ def _like(name: str, tensor: Tensor) -> Example:
 def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
     if options.clips_all:  # then no weight is held against a constraint, which takes a while
         options = replace(options, bounds="clip")
-    loaded = _read(module, examples, name, path, options)
+    with keeping_attributes(module):
+        loaded = _read(module, examples, name, path, options)
     if loaded.graph is not None:
         return loaded
     if options.bounds != "clip" or options.input_norm is not None:

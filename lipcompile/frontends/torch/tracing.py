@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, dtype
+from torch._subclasses import FakeTensor
 from torch.backends import opt_einsum
 from torch.export import Dim, ExportedProgram, export
 from torch.nn import Module
@@ -311,9 +312,12 @@ def _shapes(module: Module, given: int) -> str:
 
 
 def failure_of(module: Module, examples: Sequence[Example]) -> Exception | None:
-    """Run a copy of the module on zeros, and on ones, as of lengths; return how it fails, None if it works."""
+    """Run a copy of the module on zeros, on ones, as of lengths, and on random numbers.
+
+    Return how it fails, None if it works on one of them.
+    """
     failures = list[Exception]()
-    for fill in (torch.zeros_like, torch.ones_like):
+    for fill in (torch.zeros_like, torch.ones_like, _random_like):
         try:
             twin = copy.deepcopy(module)
             args, kwargs = batch(module, examples, 3)
@@ -324,6 +328,10 @@ def failure_of(module: Module, examples: Sequence[Example]) -> Exception | None:
         else:
             return None
     return failures[0]
+
+
+def _random_like(x: Tensor) -> Tensor:
+    return torch.randn_like(x) if x.is_floating_point() else torch.ones_like(x)
 
 
 @contextmanager
@@ -351,6 +359,20 @@ def _without_iterations(module: Module) -> Iterator[None]:
                 if getattr(one, "n_power_iterations", None) is not None:
                     stack.enter_context(patch.object(one, "n_power_iterations", 0))
         yield
+
+
+@contextmanager
+def keeping_attributes(module: Module) -> Iterator[None]:
+    """Take back the tensors without numbers that a trace assigns to attributes of a module and its parts."""
+    before = [(part, dict(vars(part))) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, own in before:
+            left = [name for name, value in vars(part).items() if isinstance(value, FakeTensor)]
+            for name in left:
+                del vars(part)[name]
+                vars(part).update({name: own[name]} if name in own else {})
 
 
 @contextmanager

@@ -197,6 +197,26 @@ def test_outputs_are_those_of_the_module(name: str) -> None:
     assert not verify(made.certificate).problems
 
 
+class Caching(Net):
+    """Keeps a tensor of its last call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        self.last = half(x)
+        return self.layer(self.last)
+
+
+def test_nothing_of_a_trace_is_left_in_a_module() -> None:
+    """It would be a tensor without numbers, which no later call can use."""
+    module = Caching()
+    made = private(module, NUMBERS, verify_import=False)
+    assert module.last is None
+    torch.testing.assert_close(made(NUMBERS), module.layer(half(NUMBERS)))
+
+
 @pytest.mark.filterwarnings("ignore:.*one example at a time")
 def test_a_module_that_is_another_one_of_larger_batches_is_told() -> None:
     """The check of an import has eight examples, where others have three."""
