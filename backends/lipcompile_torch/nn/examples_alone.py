@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..clip.example_passes import line_of
@@ -21,12 +23,17 @@ class OneByOneWarning(UserWarning):
     """A function is computed of one example after the other."""
 
 
-_IS_BATCHED: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-"""Whether `torch.vmap` computes what the functions of these owners compute of one example after the other."""
+_IS_BATCHED: WeakKeyDictionary[Any, dict[bool, bool]] = WeakKeyDictionary()
+"""Whether `torch.vmap` computes what functions of these owners compute of one example after the other, by mode."""
 
 
 def each_alone(
-    function: Callable[..., Tensor], *given: Any, what: str, owner: Any, calm: Callable[..., Tensor] | None = None
+    function: Callable[..., Tensor],
+    *given: Any,
+    what: str,
+    owner: Any,
+    calm: Callable[..., Tensor] | None = None,
+    is_training: bool = False,
 ) -> Tensor:
     """Return [B, …], what a function makes of each example: it is given what stands at this place of each tensor.
 
@@ -41,16 +48,19 @@ def each_alone(
         what: the function, in warnings.
         owner: what stands for the function from call to call.
         calm: the function without random numbers, which is compared; None: itself.
+        is_training: the mode of the owner, in each of which the comparison is made.
 
     Formal guarantees: no row of the result depends on another example, if the function depends on its arguments
     alone, calls nothing that reads outside of its tensors, and nothing of which `torch.vmap` mixes examples unseen
     by the comparison.
     """
-    with _Checked(what):
+    known = _IS_BATCHED.setdefault(owner, {})
+    with _Checked(what) as checked:
         cause, place = "", ""
-        if owner not in _IS_BATCHED and len(tree_leaves(given)[0]) > 1:
-            _IS_BATCHED[owner] = _is_batched(calm or function, given)
-        if _IS_BATCHED.get(owner, True):
+        if is_training not in known and len(tree_leaves(given)[0]) > 1:
+            first = tree_map(lambda part: part[:2].detach(), given)
+            known[is_training] = _is_batched(calm or function, first) and _is_seen(function, first, checked)
+        if known.get(is_training, True):
             try:
                 return torch.vmap(function, randomness="different")(*given)
             except RuntimeError as error:
@@ -73,24 +83,40 @@ def _one_by_one(function: Callable[..., Tensor], given: Any) -> Tensor:
     return torch.stack([function(*row) for row in rows])
 
 
-def _is_batched(function: Callable[..., Tensor], given: Any) -> bool:
+def _is_batched(function: Callable[..., Tensor], first: Any) -> bool:
     """Whether two examples have the results and the gradients under `vmap` that they have one after the other.
 
     So it is where random numbers forbid a comparison, and where the caller will meet an error.
     """
-    first = tree_map(lambda part: part[:2].detach(), given)
     try:
         alone = [_with_gradients(partial(_one_by_one, function), first) for _ in range(2)]
     except Exception:
         return True
     if not _alike(*alone):
         return True
+    batched = torch.vmap(function, randomness="different")
     try:
-        return _alike(alone[0], _with_gradients(torch.vmap(function, randomness="different"), first, spread=True))
+        return _alike(alone[0], _with_gradients(batched, first, spread=True))
     except RuntimeError:
-        return True
+        return not _runs(batched, first)  # only its backward pass fails, where nobody would catch it
     except Exception:
         return False
+
+
+def _runs(batched: Callable[..., Tensor], first: Any) -> bool:
+    try:
+        batched(*first)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_seen(function: Callable[..., Tensor], first: Any, checked: _Checked) -> bool:
+    """Whether `_Checked` sees all that it has to see, of two examples in both directions."""
+    devices = {part.device for part in tree_leaves(first) if part.is_cuda}
+    with torch.random.fork_rng(list(devices)), suppress(Exception), _Unseen(checked) as unseen:
+        _with_gradients(torch.vmap(function, randomness="different"), first, spread=True)
+    return not unseen.is_any
 
 
 def _with_gradients(run: Callable[..., Tensor], given: Any, *, spread: bool = False) -> list[Tensor]:
@@ -129,12 +155,14 @@ class _Checked(TorchFunctionMode):
 
     An embedding takes a place beyond the end of one example's table as a row of the next example's, and
     `index_fill` one beyond the end, or before the start, as an entry of another's. `ctc_loss` reads the scores of
-    a label that there is not wherever they would be: it is given the label 0 there.
+    a label that there is not wherever they would be: it is given the label 0 there. `grid_sample` writes gradients
+    of places that are no numbers outside of its tensors.
     """
 
     def __init__(self, what: str) -> None:
         super().__init__()
         self._what = what
+        self.is_inside = False
 
     def __torch_function__(
         self,
@@ -144,7 +172,7 @@ class _Checked(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given, name = dict(kwargs or {}), getattr(func, "__name__", "").partition(".")[0]
-        if name in _RESIZING:
+        if name in _REACHING:
             raise ValueError(f"{self._what} calls {name}, which would reach the numbers of other examples")
         if func is F.embedding:
             return _rows(**{**dict(zip(_OF_EMBEDDING, args, strict=False)), **given})
@@ -152,9 +180,17 @@ class _Checked(TorchFunctionMode):
             named = {**dict(zip(_OF_OPERATOR, args, strict=False)), **given}
             padding = named.get("padding_idx", -1)
             return _rows(named["indices"], named["weight"], padding if padding >= 0 else None)
-        if name == "index_fill":
-            return _filled(*args, **given)
-        if name == "ctc_loss":
+        if name in ("index_fill", "index_fill_"):
+            self.is_inside = True
+            try:
+                return (_filled if name == "index_fill" else func)(*args, **given)
+            finally:
+                self.is_inside = False
+        if name.startswith("grid_sample"):
+            named = {**dict(zip(("input", "grid"), args, strict=False)), **given}
+            grid = named.pop("grid").nan_to_num(-1.0).clamp(-_FAR, _FAR)
+            return func(named.pop("input"), grid, *args[2:], **named)
+        if name in ("ctc_loss", "_ctc_loss"):
             named = {**dict(zip(("log_probs", "targets"), args, strict=False)), **given}
             scores, labels = named.pop("log_probs"), named.pop("targets")
             known = (labels >= 0) & (labels < scores.shape[-1])
@@ -162,9 +198,33 @@ class _Checked(TorchFunctionMode):
         return func(*args, **given)
 
 
-_RESIZING = ("resize_", "resize_as_", "set_")
+_REACHING = ("resize_", "resize_as_", "set_", "embedding_backward", "embedding_dense_backward")
 _OF_EMBEDDING = ("input", "weight", "padding_idx", "max_norm")
 _OF_OPERATOR = ("weight", "indices", "padding_idx")
+
+
+_FAR = 1e4  # in the place of infinity, where the edges of an image are at -1 and 1
+
+
+class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes calls that `_Checked` never lets through, on the numbers of all examples: of functions that
+    `torch.jit.script` made, and in backward passes of `torch.autograd.Function`.
+    """
+
+    def __init__(self, checked: _Checked) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._checked, self.is_any = checked, False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _NEVER_CALLED or (name == "index_fill_" and not self._checked.is_inside):
+            self.is_any = True
+        return func(*args, **(kwargs or {}))
+
+
+_NEVER_CALLED = ("embedding", "embedding_dense_backward", "embedding_renorm_")
 
 
 def _rows(

@@ -82,7 +82,9 @@ def own_network(network: OwnNetwork | None, training: bool, size: tuple[int, ...
             return of_one(arguments, parameters)
 
     with _in_mode(network.module, training):
-        return each_alone(of_one, given, copies, what="the network", owner=network, calm=calm)
+        return each_alone(
+            of_one, given, copies, what="the network", owner=network, calm=calm, is_training=training
+        )
 
 
 def _called(network: OwnNetwork, arguments: Sequence[Tensor], parameters: Sequence[Tensor]) -> Any:

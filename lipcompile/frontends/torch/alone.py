@@ -16,6 +16,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functional_call
 from torch.nn import Module
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
@@ -48,6 +49,7 @@ _MIXES = "LIP108"  # an operation may mix examples, as far as its rule can tell
 _MANY_TOKENS = 2**16  # of different ones, where no table says how many: one-hot vectors of them fit into memory
 _EXAMPLES = 3
 _AGREES, _ROUNDED = 1e-3, 0.1  # shares of the largest number of a tensor, and of all
+_ROUNDINGS = 4  # by which sums in half precision may differ
 _SEED = 0
 
 
@@ -126,7 +128,7 @@ def _network(module: Module, examples: Sequence[Example]) -> Network:
     taken = examples if failure_of(module, examples) is None else as_tokens(module, examples)
     if failure_of(module, taken) is not None or any(one.kind and one.kind.is_complex for one in taken):
         raise _NoFunctionError
-    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad and one.numel()}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise _NoFunctionError
     if not trained:
@@ -227,6 +229,8 @@ def _called(
         raise _NoFunctionError from None
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.shape[:1] != rows[0].shape[:1]:
         raise _NoFunctionError
+    if isinstance(output, FakeTensor):  # from a cache that the module has filled while it was traced
+        raise _NoFunctionError
     return output
 
 
@@ -281,20 +285,23 @@ def _outputs_and_gradients(
 ) -> list[Tensor]:
     """Return the outputs of batches, and the gradient of their sum with fixed weights, over all of the batches.
 
-    Each batch passes a copy of the module; with copies of the parameters, in their places.
+    Each batch passes a copy of the module; with copies of the parameters in their places, and zeros where the
+    module itself keeps them.
     """
     trained: dict[str, Tensor] = {
         name: one for name, one in module.named_parameters() if name in network.parameters
     }
     if with_copies:
         trained = {name: one.detach().clone().requires_grad_() for name, one in trained.items()}
+        module = copy.deepcopy(module).requires_grad_(requires_grad=False)
+        with torch.no_grad():
+            for name in trained:
+                module.get_parameter(name).zero_()
     outputs = torch.cat(
         [_called(network, _copied(module), rows, trained if with_copies else None) for rows in batches]
     )
     weights = torch.linspace(0.5, 1.5, outputs.numel()).reshape(outputs.shape).to(outputs)
     total = (outputs * weights).sum()
-    if not total.requires_grad:
-        return [outputs.detach()]
     try:
         found = torch.autograd.grad(total, list(trained.values()), allow_unused=True, materialize_grads=True)
     except RuntimeError:
@@ -322,9 +329,13 @@ def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
         return False
     sizes = [float(x.abs().nan_to_num(0, 0, 0).amax()) if x.numel() else 0.0 for x in map(_in_pairs, one)]
     return all(
-        torch.allclose(x, y, rtol=0, atol=_AGREES * max(size, _ROUNDED * max(sizes)), equal_nan=True)
+        torch.allclose(x, y, rtol=0, atol=_share(x) * max(size, _ROUNDED * max(sizes)), equal_nan=True)
         for x, y, size in zip(one, other, sizes, strict=True)
     )
+
+
+def _share(x: Tensor) -> float:
+    return max(_AGREES, _ROUNDINGS * torch.finfo(x.dtype).eps)
 
 
 # The graph

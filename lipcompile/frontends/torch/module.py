@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.nn import Embedding, Module
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from lipcompile import limits
 from lipcompile.core.derivation import Source
@@ -113,6 +114,10 @@ def _like(name: str, tensor: Tensor) -> Example:
 
 
 def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
+    lazy = next((place for place, one in module.named_parameters() if is_lazy(one)), None)
+    if lazy is not None:
+        message = f"the parameter `{lazy}` of a lazy module has no shape yet"
+        raise input_error("LIP023", message, "call the module once, on an example")
     if options.clips_all:  # then no weight is held against a constraint, which takes a while
         options = replace(options, bounds="clip")
     with keeping_attributes(module):

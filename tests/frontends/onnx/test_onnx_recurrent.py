@@ -295,6 +295,7 @@ def test_plain_rnn_modules_are_read(name: str, kind: Callable[..., Net]) -> None
     torch.testing.assert_close(private(x), net.eval()(x), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")  # of the import
 def test_a_plain_rnn_of_another_activation_is_computed_alone_and_named() -> None:
     net = Net(torch.nn.RNN(FEATURES, WIDTH, batch_first=True, nonlinearity="relu"), WIDTH)
     with pytest.warns(UserWarning, match="RNN with the activations relu is not yet supported"):
@@ -304,6 +305,7 @@ def test_a_plain_rnn_of_another_activation_is_computed_alone_and_named() -> None
         torch.testing.assert_close(private(x), net.eval()(x), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")  # of the import
 @pytest.mark.parametrize("options", [{}, {"bias": False, "bidirectional": True, "num_layers": 2}])
 def test_an_lstm_with_projected_states_is_computed_alone(options: dict[str, Any]) -> None:
     """Torch's exporter drops the matrix that projects, and writes another network."""

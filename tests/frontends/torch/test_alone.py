@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.nn.examples_alone import each_alone
 from lipcompile_torch.nn.own_losses import OneByOneWarning
 from lipcompile_verify import verify
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import lipcompile
@@ -346,6 +348,137 @@ def test_no_token_beyond_a_table_reads_that_of_another_example(token: int) -> No
     assert torch.equal(made(tokens)[[0, 2, 3, 4]], made(TOKENS)[[0, 2, 3, 4]])
 
 
+# What torch's rules for vmap do with places that there are not
+
+
+def rows_of(tokens: Tensor, table: Tensor) -> Tensor:
+    return torch.nn.functional.embedding(tokens, table)
+
+
+def filled_of(tokens: Tensor, table: Tensor) -> Tensor:
+    return torch.index_fill(table, 0, tokens, 1.5)
+
+
+class Rows(torch.autograd.Function):
+    """Rows of a table, whose gradient is one of torch's library of operators."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tokens: Tensor, table: Tensor) -> Tensor:
+        return table[tokens.clamp(0, 10)]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return None, torch.ops.aten.embedding_dense_backward(gradient, *ctx.saved_tensors, 11, -1, False)
+
+
+class Filled(Rows):
+    """The same, with another function in its gradient that vmap computes for all examples at once."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (tokens,) = ctx.saved_tensors
+        return None, torch.index_fill(gradient.new_zeros(11, 6), 0, tokens, 1.5)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.jit.script(rows_of), lambda: torch.jit.script(filled_of), lambda: Rows, lambda: Filled]
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")
+def test_no_place_is_taken_from_another_example_unseen(make: Callable[[], Any]) -> None:
+    """Of what is scripted, and in backward passes, nobody sees the places: such examples pass in a loop."""
+    made, owner = make(), Words()
+    take = getattr(made, "apply", made)
+    copies = torch.randn(3, 11, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    tokens = torch.tensor([[0, 1], [2, 3], [4, 5]])
+    for is_training in (False, True):
+        with pytest.warns(OneByOneWarning):
+            each_alone(take, tokens, copies, what="the network", owner=owner, is_training=is_training)
+    tokens[1, 1] = 11  # under vmap, the first row of the last example
+    with pytest.raises((IndexError, RuntimeError), match=r"range|bounds"):
+        raise_unless_untouched(each_alone(take, tokens, copies, what="the network", owner=owner), copies)
+
+
+def raise_unless_untouched(rows: Tensor, copies: Tensor) -> None:
+    """Raise IndexError where the first row of the last of three examples has no gradient of another example."""
+    rows.sum().backward()  # type: ignore[no-untyped-call]
+    assert copies.grad is not None
+    assert not copies.grad[2, 0].any()
+    raise IndexError("out of range")
+
+
+def alone_of(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    return each_alone(function, *given, what="the loss", owner=Words())
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")
+def test_no_label_reads_scores_that_it_has_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores, lengths = torch.randn(3, 6, 1, 4, generator=generator).log_softmax(-1), ([6], [2])
+    labels = torch.tensor([[[1, 2]], [[2, 0]], [[3, 1]]])
+    for function in (torch._ctc_loss, torch.ops.aten._ctc_loss):
+        found = alone_of(lambda s, t, f=function: f(s, t, *lengths)[0], scores, labels)
+        for unknown in (-1, 4):
+            others = labels.clone()
+            others[1, 0, 1] = unknown
+            assert torch.equal(found, alone_of(lambda s, t, f=function: f(s, t, *lengths)[0], scores, others))
+    with pytest.raises(ValueError, match="would reach the numbers of other examples"):
+        alone_of(
+            lambda t, g: torch.ops.aten.embedding_dense_backward(g, t, 4, -1, False), labels[:, 0], scores[:, :2]
+        )
+
+
+@pytest.mark.parametrize("place", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_places_of_an_image_that_are_no_numbers_stay_in_it(place: float, padding: str) -> None:
+    """Torch writes outside of the gradient there."""
+    generator = torch.Generator().manual_seed(0)
+    images, places = torch.randn(3, 1, 5, 4, generator=generator), torch.rand(3, 2, 2, 2, generator=generator)
+    gradients = []
+    for value in (0.25, place):
+        places[1] = value
+        images.grad = None
+        own, at = images.clone().requires_grad_(), places.clone().requires_grad_()
+        rows = alone_of(
+            lambda x, p: F.grid_sample(x[None], p[None], padding_mode=padding, align_corners=False), own, at
+        )
+        rows.square().sum().backward()  # type: ignore[no-untyped-call]
+        assert own.grad is not None
+        assert at.grad is not None
+        gradients.append(torch.cat([own.grad[[0, 2]].flatten(), at.grad[[0, 2]].flatten()]))
+    assert torch.equal(*gradients)
+
+
+class Recomputed(Net):
+    """A part that the backward pass computes again, by then with the weights that the module has."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(checkpoint(half, x * self.layer.weight[0], use_reentrant=False))
+
+
+class OfWeights(Recomputed):
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(checkpoint(lambda row: half(row * self.layer.weight[0]), x, use_reentrant=False))
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")
+def test_what_is_computed_again_has_the_same_weights_or_is_refused() -> None:
+    with pytest.raises(InputError, match="LIP1"):
+        lipcompile.private(OfWeights(), NUMBERS, bounds="clip")
+    module = Recomputed()
+    made, steps = private(module, NUMBERS), clipped_by_hand(module, NUMBERS)
+    made.guard_layers()
+    made.gate.reset()
+    made.criterion(made(NUMBERS), Y).backward()
+    torch.testing.assert_close(made.layer_weight.bias.grad, steps["layer.weight"], rtol=1e-4, atol=1e-5)
+
+
 def test_each_example_draws_its_own_masks() -> None:
     module = nn.Sequential(Net(), nn.Dropout(0.5))
     made = private(module, NUMBERS)
@@ -385,6 +518,64 @@ def test_a_private_training_in_pieces() -> None:
             optimizer.step()
         finals.append(torch.cat([one.detach().flatten() for one in module.parameters()]))
     torch.testing.assert_close(*finals)
+
+
+class Without(Net):
+    """A parameter of no entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(0, 3))
+
+
+def test_a_parameter_of_no_entries_stays_as_it_is() -> None:
+    made = private(module := Without(), NUMBERS)
+    torch.testing.assert_close(made(NUMBERS), module(NUMBERS))
+    lipcompile.load_trained(module, made, NUMBERS)
+
+
+class Half(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(half(x.float()).to(self.layer.weight.dtype))
+
+
+def test_sums_of_half_precision_may_differ_by_rounding() -> None:
+    module = Half()
+    found = private(module, NUMBERS.bfloat16())(NUMBERS)
+    torch.testing.assert_close(found, module(NUMBERS.bfloat16()).float(), rtol=2e-2, atol=2e-2)
+
+
+KEPT: dict[str, Tensor] = {}
+
+
+def kept(x: Tensor) -> Tensor:
+    """What the trace of the module has left in a cache is no tensor of numbers."""
+    return half(x) * KEPT.setdefault("factors", torch.arange(4.0))
+
+
+class Cut(Net):
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(3)), "LIP023"),
+        (lambda: Net(kept), "LIP100"),
+        (Cut, "LIP100"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_what_has_no_gradients_or_no_shape_is_refused(make: Callable[[], nn.Module], code: str) -> None:
+    KEPT.clear()
+    with pytest.raises(InputError, match=code):
+        lipcompile.private(make(), NUMBERS, bounds="clip")
 
 
 # From the command line
