@@ -27,7 +27,7 @@ from lipcompile_privacy.errors import (
     SamplingError,
 )
 
-from lipcompile.cli.shared.inputs import CHECKPOINT, CLASSES, LEDGER, MODULE, NETWORK, arrays_of
+from lipcompile.cli.shared.inputs import CHECKPOINT, CLASSES, LEDGER, MODULE, NETWORK, arrays_of, network_again
 from lipcompile.cli.shared.output import complain, write_text
 from lipcompile.cli.shared.progress import Watch, most_frequent, scored
 from lipcompile.core.backend import Backend, instantiate
@@ -37,7 +37,7 @@ from lipcompile.numbers.rounding import upward
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from lipcompile.core.derivation import Derivation
+    from lipcompile.core.derivation import Derivation, Source
 
 
 LARGEST_DEFAULT_BATCH = 512
@@ -109,6 +109,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
         "batch_size": run.settings["batch_size"] or default_batch(run.derivation, examples),
     }
     _check_settings(run, settings, examples)
+    refuse_drawn(run.derivation.source)
     watch = Watch(run.settings["epochs"])
     with _as_diagnostics(lambda: watch.began), _folder(run, names, lambda: watch.began) as text:
         module = drawn(run.output / MODULE, text, settings.get("seed"), run.derivation.source.network)
@@ -120,6 +121,18 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
             result = backend.training.train(module, arrays, config, watch)
     tell_unlearned(result.test_accuracy, arrays.y_test)
     return result
+
+
+def refuse_drawn(source: Source) -> None:
+    """Raise InputError (LIP510) if a network of Python is another one each time: `predict` imports it again."""
+    if source.network is not None and network_again(source.path, _shapes(source), source.sha256) is None:
+        message = f"`{source.path}` has other buffers, or frozen parameters, each time it is made"
+        help_line = "make them of a fixed seed (torch.Generator().manual_seed(0)): no file of the run holds them"
+        raise input_error("LIP510", message, help_line)
+
+
+def _shapes(source: Source) -> dict[str, tuple[int, ...]]:
+    return {one.name: one.shape for one in source.network.inputs}
 
 
 def drawn(path: Path, text: str, seed: int | None, network: Any = None) -> Any:
@@ -230,8 +243,8 @@ def _folder(run: TrainingRun, names: list[str], began: Any) -> Iterator[str]:
                 write_text(run.output / CLASSES, json.dumps(names, ensure_ascii=False))
             source = run.derivation.source
             if source.network is not None:
-                shapes = {one.name: one.shape for one in source.network.inputs}
-                write_text(run.output / NETWORK, json.dumps({"module": source.path, "input_shape": shapes}))
+                found = {"module": source.path, "input_shape": _shapes(source)}
+                write_text(run.output / NETWORK, json.dumps(found))
             yield text
         finally:
             if not began():

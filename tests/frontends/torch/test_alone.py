@@ -627,6 +627,18 @@ def test_from_training_to_predictions(nets: Callable[[float], str], capsys: pyte
     assert "torch.onnx.export" in capsys.readouterr().err
 
 
+def test_a_network_that_draws_its_buffers_is_refused_before_it_is_trained(
+    nets: Callable[[float], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = nets(0.5)
+    file = Path(f"{name.partition(':')[0]}.py")
+    file.write_text(file.read_text().replace("torch.full((4,), 0.5)", "torch.randn(4)"))
+    options = ["--input-shape", "4", "--loss", "cross_entropy", "--data", "data.npz", "--epsilon", "3"]
+    assert run(["train", name, *options, "--delta", "1e-3", "--epochs", "1", "--output", "run"]) == 2
+    assert "has other buffers, or frozen parameters, each time it is made" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
 def test_a_run_knows_its_network(nets: Callable[[float], str], capsys: pytest.CaptureFixture[str]) -> None:
     """Its parts and what it does not train: of a module that has changed since, and of none."""
     options = ["--input-shape", "4", "--loss", "cross_entropy", "--data", "data.npz", "--epsilon", "3"]
