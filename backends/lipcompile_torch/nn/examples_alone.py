@@ -198,7 +198,10 @@ class _Checked(TorchFunctionMode):
         return func(*args, **given)
 
 
-_REACHING = ("resize_", "resize_as_", "set_", "embedding_backward", "embedding_dense_backward")
+_REACHING = (
+    *("resize_", "resize_as_", "set_", "_reshape_alias", "_reshape_alias_copy"),
+    *("embedding_backward", "embedding_dense_backward"),
+)
 _OF_EMBEDDING = ("input", "weight", "padding_idx", "max_norm")
 _OF_OPERATOR = ("weight", "indices", "padding_idx")
 
