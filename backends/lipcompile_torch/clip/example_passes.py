@@ -1,4 +1,4 @@
-"""Passes of single examples: what a module leaves behind in them, and tables that `vmap` reads otherwise."""
+"""Passes of single examples: what a module leaves behind in them, and what `vmap` would read of others."""
 
 from __future__ import annotations
 
@@ -66,10 +66,19 @@ def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-class Tables(TorchFunctionMode):
-    """Gives rows of padding no gradient under `vmap`, and dense ones to tables: torch's rules for `F.embedding`
-    leave out `padding_idx`, and sparse gradients have no norms.
+class Checked(TorchFunctionMode):
+    """Keeps functions of torch within one example whose rules under `vmap` do not look at the places they get.
+
+    An embedding takes a place beyond the end of one example's table as a row of the next example's, and
+    `index_fill` one beyond the end, or before the start, as an entry of another's. `ctc_loss` reads the scores of
+    a label that there is not wherever they would be: it is given the label 0 there. `grid_sample` writes gradients
+    of places that are no numbers outside of its tensors.
     """
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+        self.is_inside = False
 
     def __torch_function__(
         self,
@@ -78,18 +87,61 @@ class Tables(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
-        if func is not F.embedding:
-            return func(*args, **given)
-        given |= dict(zip(_EMBEDDING, args, strict=False)) | {"sparse": False}
-        found, padding = func(**given), given.get("padding_idx")
-        if padding is None:
-            return found
-        row = padding + len(given["weight"]) if padding < 0 else padding
-        return torch.where((given["input"] == row)[..., None], found.detach(), found)
+        given, name = dict(kwargs or {}), getattr(func, "__name__", "").partition(".")[0]
+        if name in _REACHING:
+            raise ValueError(f"{self._what} calls {name}, which would reach the numbers of other examples")
+        if func is F.embedding:
+            return _rows(**{**dict(zip(_OF_EMBEDDING, args, strict=False)), **given})
+        if name == "embedding":  # of torch, and of its library of operators, where -1 is no padding
+            named = {**dict(zip(_OF_OPERATOR, args, strict=False)), **given}
+            padding = named.get("padding_idx", -1)
+            return _rows(named["indices"], named["weight"], padding if padding >= 0 else None)
+        if name in ("index_fill", "index_fill_"):
+            self.is_inside = True
+            try:
+                return (_filled if name == "index_fill" else func)(*args, **given)
+            finally:
+                self.is_inside = False
+        if name.startswith("grid_sample"):
+            named = {**dict(zip(("input", "grid"), args, strict=False)), **given}
+            grid = named.pop("grid").nan_to_num(-1.0).clamp(-_FAR, _FAR)
+            return func(named.pop("input"), grid, *args[2:], **named)
+        if name in ("ctc_loss", "_ctc_loss"):
+            named = {**dict(zip(("log_probs", "targets"), args, strict=False)), **given}
+            scores, labels = named.pop("log_probs"), named.pop("targets")
+            known = (labels >= 0) & (labels < scores.shape[-1])
+            return func(scores, labels.where(known, 0), *args[2:], **named)
+        return func(*args, **given)
 
 
-_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+_REACHING = (
+    *("resize_", "resize_as_", "set_", "_reshape_alias", "_reshape_alias_copy"),
+    *("embedding_backward", "embedding_dense_backward"),
+)
+_OF_EMBEDDING = ("input", "weight", "padding_idx", "max_norm")
+_OF_OPERATOR = ("weight", "indices", "padding_idx")
+_FAR = 1e4  # in the place of infinity, where the edges of an image are at -1 and 1
+
+
+def _rows(
+    input: Tensor,  # noqa: A002  (torch's name)
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    **_: Any,
+) -> Tensor:
+    """Return the rows of a table at some places, which are checked; those of padding get no gradient."""
+    if max_norm is not None:
+        raise ValueError("an embedding with max_norm changes its table in the forward pass: leave max_norm out")
+    rows = weight[input]
+    if padding_idx is None:
+        return rows
+    padding = padding_idx + len(weight) if padding_idx < 0 else padding_idx
+    return torch.where((input == padding)[..., None], rows.detach(), rows)
+
+
+def _filled(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:  # noqa: A002  (torch's names)
+    return input.clone().index_fill_(dim, index, value)
 
 
 # --- what vmap cannot do ---

@@ -11,12 +11,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..clip.example_passes import line_of
+from ..clip.example_passes import Checked, line_of
 
 
 class OneByOneWarning(UserWarning):
@@ -55,7 +53,7 @@ def each_alone(
     by the comparison.
     """
     known = _IS_BATCHED.setdefault(owner, {})
-    with _Checked(what) as checked:
+    with Checked(what) as checked:
         cause, place = "", ""
         if is_training not in known and len(tree_leaves(given)[0]) > 1:
             first = tree_map(lambda part: part[:2].detach(), given)
@@ -111,8 +109,8 @@ def _runs(batched: Callable[..., Tensor], first: Any) -> bool:
     return True
 
 
-def _is_seen(function: Callable[..., Tensor], first: Any, checked: _Checked) -> bool:
-    """Whether `_Checked` sees all that it has to see, of two examples in both directions."""
+def _is_seen(function: Callable[..., Tensor], first: Any, checked: Checked) -> bool:
+    """Whether `Checked` sees all that it has to see, of two examples in both directions."""
     devices = {part.device for part in tree_leaves(first) if part.is_cuda}
     with torch.random.fork_rng(list(devices)), suppress(Exception), _Unseen(checked) as unseen:
         _with_gradients(torch.vmap(function, randomness="different"), first, spread=True)
@@ -150,71 +148,12 @@ def _largest(x: Tensor) -> float:
 _ROUNDED = 1e-2  # by which half precision may move numbers
 
 
-class _Checked(TorchFunctionMode):
-    """Keeps functions of torch within one example whose rules under `vmap` do not look at the places they get.
-
-    An embedding takes a place beyond the end of one example's table as a row of the next example's, and
-    `index_fill` one beyond the end, or before the start, as an entry of another's. `ctc_loss` reads the scores of
-    a label that there is not wherever they would be: it is given the label 0 there. `grid_sample` writes gradients
-    of places that are no numbers outside of its tensors.
-    """
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self._what = what
-        self.is_inside = False
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given, name = dict(kwargs or {}), getattr(func, "__name__", "").partition(".")[0]
-        if name in _REACHING:
-            raise ValueError(f"{self._what} calls {name}, which would reach the numbers of other examples")
-        if func is F.embedding:
-            return _rows(**{**dict(zip(_OF_EMBEDDING, args, strict=False)), **given})
-        if name == "embedding":  # of torch, and of its library of operators, where -1 is no padding
-            named = {**dict(zip(_OF_OPERATOR, args, strict=False)), **given}
-            padding = named.get("padding_idx", -1)
-            return _rows(named["indices"], named["weight"], padding if padding >= 0 else None)
-        if name in ("index_fill", "index_fill_"):
-            self.is_inside = True
-            try:
-                return (_filled if name == "index_fill" else func)(*args, **given)
-            finally:
-                self.is_inside = False
-        if name.startswith("grid_sample"):
-            named = {**dict(zip(("input", "grid"), args, strict=False)), **given}
-            grid = named.pop("grid").nan_to_num(-1.0).clamp(-_FAR, _FAR)
-            return func(named.pop("input"), grid, *args[2:], **named)
-        if name in ("ctc_loss", "_ctc_loss"):
-            named = {**dict(zip(("log_probs", "targets"), args, strict=False)), **given}
-            scores, labels = named.pop("log_probs"), named.pop("targets")
-            known = (labels >= 0) & (labels < scores.shape[-1])
-            return func(scores, labels.where(known, 0), *args[2:], **named)
-        return func(*args, **given)
-
-
-_REACHING = (
-    *("resize_", "resize_as_", "set_", "_reshape_alias", "_reshape_alias_copy"),
-    *("embedding_backward", "embedding_dense_backward"),
-)
-_OF_EMBEDDING = ("input", "weight", "padding_idx", "max_norm")
-_OF_OPERATOR = ("weight", "indices", "padding_idx")
-
-
-_FAR = 1e4  # in the place of infinity, where the edges of an image are at -1 and 1
-
-
 class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes calls that `_Checked` never lets through, on the numbers of all examples: of functions that
+    """Notes calls that `Checked` never lets through, on the numbers of all examples: of functions that
     `torch.jit.script` made, and in backward passes of `torch.autograd.Function`.
     """
 
-    def __init__(self, checked: _Checked) -> None:
+    def __init__(self, checked: Checked) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checked, self.is_any = checked, False
 
@@ -228,24 +167,3 @@ class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _NEVER_CALLED = ("embedding", "embedding_dense_backward", "embedding_renorm_")
-
-
-def _rows(
-    input: Tensor,  # noqa: A002  (torch's name)
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    **_: Any,
-) -> Tensor:
-    """Return the rows of a table at some places, which are checked; those of padding get no gradient."""
-    if max_norm is not None:
-        raise ValueError("an embedding with max_norm changes its table in the forward pass: leave max_norm out")
-    rows = weight[input]
-    if padding_idx is None:
-        return rows
-    padding = padding_idx + len(weight) if padding_idx < 0 else padding_idx
-    return torch.where((input == padding)[..., None], rows.detach(), rows)
-
-
-def _filled(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:  # noqa: A002  (torch's names)
-    return input.clone().index_fill_(dim, index, value)

@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..certify.precision import rounding_slack, working_slack
-from ..clip.example_passes import Tables, explaining, forgetting, plain_tensors
+from ..clip.example_passes import Checked, explaining, forgetting, plain_tensors
 from ..clip.factors import Factors
 from ..devices import at_once
 from ..nn.functional import clip_scale, example_norms
@@ -247,7 +247,7 @@ class ClippedGradients:
             output: Tensor = functional_call(self.module, parameters, args, kwargs)
             return output
 
-        with explaining(), forgetting(self.module), Tables():
+        with explaining(), forgetting(self.module), Checked("the module"):
             return vmap(run, randomness="different")(copies, inputs.args, inputs.kwargs).flatten(0, 1)
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
