@@ -16,7 +16,8 @@ from .mutations import LOSS_CLAIM, Json, Place, at, is_bound, places, put
 
 pytestmark = pytest.mark.slow
 
-ROUGH = {"attention", "dot_product_attention"}  # the compiler counts causal rows as seeing fewer keys than they do
+# The compiler counts causal rows as seeing fewer keys than they do, and rounds the loss of logits without a bound.
+ROUGH = {"attention", "dot_product_attention", "own_network"}
 
 
 def claims(certificate: Json) -> list[Place]:

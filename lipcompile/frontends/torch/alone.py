@@ -50,6 +50,7 @@ _MANY_TOKENS = 2**16  # of different ones, where no table says how many: one-hot
 _EXAMPLES = 3
 _AGREES, _ROUNDED = 1e-3, 0.1  # shares of the largest number of a tensor, and of all
 _ROUNDINGS = 4  # by which sums in half precision may differ
+_SPREAD = 10.0  # of large numbers
 _SEED = 0
 
 
@@ -86,7 +87,8 @@ def alone(module: Module, examples: Sequence[Example], refused: Loaded, options:
             _compare(network, module, tokens, is_training=False, may_draw=False)
             _compare(network, module, tokens, is_training=True, may_draw=_MIXES not in codes)
     except Untraceable as mixing:
-        return None if _MIXES in codes else replace(refused, diagnostics=(mixing.diagnostic,))
+        more = () if _MIXES in codes else (mixing.diagnostic,)
+        return replace(refused, diagnostics=(*refused.diagnostics, *more))
     except (InputError, _NoFunctionError):
         return None
     source = replace(refused.source, sha256=_digest(network), network=network)
@@ -109,9 +111,14 @@ def with_way(refused: Loaded) -> Loaded:
 def _told(refused: Diagnostic, network: Network) -> Diagnostic:
     """Warn of what the module costs, and say which operation is the cause."""
     numbers = sum(map(prod, network.parameters.values()))
+    cause = (
+        "an operation may mix examples, though random ones are the same alone as together"
+        if refused.code == _MIXES
+        else "no rule covers it"
+    )
     message = (
         f"the module is computed one example at a time, each with a gradient of {numbers:,} numbers of its own, "
-        f"as no rule covers it: {refused.message}"
+        f"as {cause}: {refused.message}"
     )
     way = refused.help if refused.code != "LIP105" else ""  # this says to clip
     help_line = f"for less time and memory: {way}" if way else ""
@@ -245,20 +252,24 @@ def _compare(
     Nothing is compared if the module draws random numbers, with its dropout layers put off, and may do so.
     """
     with _in_mode(module, is_training) as twin:
-        rows = _rows_that_work(network, twin, tokens)
-        whole = _outputs_and_gradients(network, twin, [rows], with_copies=False)
-        if not _alike(whole, _outputs_and_gradients(network, twin, [rows], with_copies=False)):
-            if may_draw:
-                return
-            raise _NoFunctionError
-        parts = [[row[i : i + 1] for row in rows] for i in range(_EXAMPLES)]
-        if not _alike(whole, _outputs_and_gradients(network, twin, parts, with_copies=True)):
-            message = "an example has another output, or another gradient, in a batch than alone"
-            help_line = (
-                "let `forward` compute each example by itself, from parameters that are attributes of the module "
-                "and its parts"
-            )
-            raise untraceable("LIP108", message, help_line, None)
+        for rows in _rows_that_work(network, twin, tokens):
+            _compare_rows(network, twin, rows, may_draw=may_draw)
+
+
+def _compare_rows(network: Network, twin: Module, rows: Sequence[Tensor], *, may_draw: bool) -> None:
+    whole = _outputs_and_gradients(network, twin, [rows], with_copies=False)
+    if not _alike(whole, _outputs_and_gradients(network, twin, [rows], with_copies=False)):
+        if may_draw:
+            return
+        raise _NoFunctionError
+    parts = [[row[i : i + 1] for row in rows] for i in range(len(rows[0]))]
+    if not _alike(whole, _outputs_and_gradients(network, twin, parts, with_copies=True)):
+        message = "an example has another output, or another gradient, in a batch than alone"
+        help_line = (
+            "let `forward` compute each example by itself, from parameters that are attributes of the module "
+            "and its parts"
+        )
+        raise untraceable("LIP108", message, help_line, None)
 
 
 @contextmanager
@@ -271,13 +282,31 @@ def _in_mode(module: Module, is_training: bool) -> Iterator[Module]:
         yield twin
 
 
-def _rows_that_work(network: Network, module: Module, tokens: Sequence[int]) -> list[Tensor]:
-    rows = _batch(network, tokens)
+def _rows_that_work(network: Network, module: Module, tokens: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Yield batches that the module takes: random ones, or ones; and more examples, of large numbers and of texts
+    that end one after another.
+    """
+    usual = _batch(network, tokens)
+    yield usual if _takes(network, module, usual) else _batch(network, None)
+    more = [torch.cat([_SPREAD * row] * 2 + [row]) if row.is_floating_point() else _ragged(row) for row in usual]
+    if _takes(network, module, more):
+        yield more
+
+
+def _takes(network: Network, module: Module, rows: Sequence[Tensor]) -> bool:
     try:
         _called(network, _copied(module), rows)
     except _NoFunctionError:  # such as lengths of 0
-        return _batch(network, None)
-    return rows
+        return False
+    return True
+
+
+def _ragged(row: Tensor) -> Tensor:
+    """Return three times as many examples of whole numbers, each with more zeros at its end than the last."""
+    found = torch.cat([row] * 3)
+    for place in range(len(found) if found.dim() > 1 else 0):
+        found[place, found.shape[1] - place * found.shape[1] // len(found) :] = 0
+    return found
 
 
 def _outputs_and_gradients(

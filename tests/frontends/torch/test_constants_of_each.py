@@ -95,6 +95,7 @@ FUNCTIONS = (pooled, expanded, repeated, sequence_first, of_one, frozen_places, 
 
 
 def mean_of_copies(net: Any, x: Tensor) -> Tensor:
+    """Of equal ones, so that examples stay apart; but no rule sees that."""
     q = net.keys(net.queries.expand(len(x), -1, -1))
     return x.mean(1) + q.mean(0).mean(0)  # type: ignore[no-any-return]
 
@@ -124,13 +125,11 @@ def triangle_of_examples(net: Any, x: Tensor) -> Tensor:
     return (torch.tril(torch.ones(len(x), TOKENS))[..., None] * x).mean(1) + net.queries.mean(1)  # type: ignore[no-any-return]
 
 
+ALONE = (mean_of_copies, copies_of_examples, attention_among_examples)
 MIXING = (
     triangle_of_examples,
-    mean_of_copies,
     softmax_over_copies,
     numbered_copies,
-    copies_of_examples,
-    attention_among_examples,
 )
 
 
@@ -169,6 +168,14 @@ def test_what_crosses_the_batch_is_refused(function: Any) -> None:
     with pytest.raises(InputError) as refused:
         lipcompile.private(Learned(function), (TOKENS, WIDTH), bounds="clip")
     assert "LIP108" in {found.code for found in refused.value.diagnostics}
+
+
+@pytest.mark.parametrize("function", ALONE)
+def test_what_only_looks_like_mixing_is_computed_alone(function: Any) -> None:
+    net = Learned(function).eval()
+    with pytest.warns(UserWarning, match="an operation may mix examples"):
+        module = lipcompile.private(net, (TOKENS, WIDTH), bounds="clip")
+    torch.testing.assert_close(module(examples()), net(examples()), rtol=1e-4, atol=1e-5)
 
 
 class Positions(nn.Module):

@@ -151,8 +151,8 @@ def test_cells_at_the_ends_are_refused_with_a_reason() -> None:
             _, (_, cell) = self.cell(packed)
             return self.head(cell.transpose(0, 1).flatten(1).repeat(1, 2))  # type: ignore[no-any-return]
 
-    with pytest.raises(InputError, match="the cell of an LSTM at the end of a packed text is not yet supported"):
-        lipcompile.private(Cells(nn.LSTM), TEXTS, bounds="clip")
+    with pytest.warns(UserWarning, match="the cell of an LSTM at the end of a packed text is not yet supported"):
+        lipcompile.private(Cells(nn.LSTM), TEXTS, bounds="clip", verify_import=False)
 
 
 @pytest.mark.parametrize("read", [lambda packed: packed.data, lambda packed: packed[0], lambda packed: [*packed]])
