@@ -63,7 +63,7 @@ def each_alone(
                 return torch.vmap(function, randomness="different")(*given)
             except RuntimeError as error:
                 place, cause = line_of(error), str(error).partition("\n")[0]
-        found = _one_by_one(function, given)
+        found = _one_by_one(function, *given)
     warnings.warn(
         f"torch.vmap cannot run {what}{place}, so it is computed of one example after the other, which is "
         f"slower: use torch.where in the place of `if`, and no .item() "
@@ -74,7 +74,7 @@ def each_alone(
     return found
 
 
-def _one_by_one(function: Callable[..., Tensor], given: Any) -> Tensor:
+def _one_by_one(function: Callable[..., Tensor], *given: Any) -> Tensor:
     """Return the rows that a function makes of copies: in their memory are no numbers of other examples."""
     count = len(tree_leaves(given)[0])
     rows = (tree_map(lambda part, i=i: part[i].clone(), given) for i in range(count))
@@ -94,7 +94,7 @@ def _is_batched(function: Callable[..., Tensor], first: Any) -> bool:
         return True
     batched = torch.vmap(function, randomness="different")
     try:
-        return _alike(alone[0], _with_gradients(batched, first, spread=True))
+        return _alike(alone[0], _with_gradients(batched, first))
     except RuntimeError:
         return not _runs(batched, first)  # only its backward pass fails, where nobody would catch it
     except Exception:
@@ -113,15 +113,15 @@ def _is_seen(function: Callable[..., Tensor], first: Any, checked: Checked) -> b
     """Whether `Checked` sees all that it has to see, of two examples in both directions."""
     devices = {part.device for part in tree_leaves(first) if part.is_cuda}
     with torch.random.fork_rng(list(devices)), suppress(Exception), _Unseen(checked) as unseen:
-        _with_gradients(torch.vmap(function, randomness="different"), first, spread=True)
+        _with_gradients(torch.vmap(function, randomness="different"), first)
     return not unseen.is_any
 
 
-def _with_gradients(run: Callable[..., Tensor], given: Any, *, spread: bool = False) -> list[Tensor]:
+def _with_gradients(run: Callable[..., Tensor], given: Any) -> list[Tensor]:
     """Return the results of examples, and the gradients that what is given has of sums of them."""
     with torch.enable_grad():
         own = tree_map(lambda part: part.clone().requires_grad_(part.is_floating_point()), given)
-        results = run(*own) if spread else run(own)
+        results = run(*own)
         weights = torch.linspace(0.5, 1.5, max(results.numel(), 1), dtype=results.dtype, device=results.device)
         total = (results.reshape(-1) * weights[: results.numel()]).sum()
         moving = [part for part in tree_leaves(own) if part.requires_grad]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -31,10 +31,8 @@ class OwnNetwork(Protocol):
     @property
     def inputs(self) -> Sequence[OwnInput]: ...  # noqa: D102
     @property
-    def parameters(self) -> Mapping[str, tuple[int, ...]]:
-        """Their shapes by name, in the order of the operands; names of `module.named_parameters`. Complex ones are
-        pairs, with a last axis of 2.
-        """
+    def parameters(self) -> Collection[str]:
+        """Their names in `module.named_parameters`, in the order of the operands; complex ones come as pairs."""
         ...
 
 

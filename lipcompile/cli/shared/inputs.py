@@ -148,6 +148,7 @@ def with_weights(path: Path, weights: Path | None, backend: Backend) -> Trained:
 def _find_network(found: Trained) -> None:
     """Give a module its own network, where a file of its folder says where to find it; raises InputError."""
     from lipcompile.exporting import document_in
+    from lipcompile.frontends.torch.alone import found_again
 
     document = document_in(found.module)
     if not any(node["op"] == OWN_NETWORK.name for node in document["graph"]["nodes"]):
@@ -161,20 +162,11 @@ def _find_network(found: Trained) -> None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         message = f"`{found.source}` calls a module of torch, and `{place}` does not say where it is"
         raise input_error("LIP510", message, help_line) from None
-    network = network_again(reference, shapes, document["source"]["sha256"])
+    network = found_again(reference, shapes, document["source"]["sha256"])
     if network is None:
         message = f"`{reference}` is another module than the one that `{found.source}` was trained as"
         raise input_error("LIP510", message, f"give it back its parts and its buffers; or {help_line}")
     type(found.module).own_network = network
-
-
-def network_again(reference: str, shapes: Mapping[str, tuple[int, ...]], sha256: str) -> Any:
-    """Return the network of `package.module:factory`; None if it is another one than that of this digest."""
-    from lipcompile import pipeline
-    from lipcompile.frontends.options import ModelOptions
-
-    read = pipeline.load(reference, ModelOptions(bounds="clip", input_shape=shapes)).source
-    return read.network if read.sha256 == sha256 else None
 
 
 def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:

@@ -27,7 +27,7 @@ from lipcompile_privacy.errors import (
     SamplingError,
 )
 
-from lipcompile.cli.shared.inputs import CHECKPOINT, CLASSES, LEDGER, MODULE, NETWORK, arrays_of, network_again
+from lipcompile.cli.shared.inputs import CHECKPOINT, CLASSES, LEDGER, MODULE, NETWORK, arrays_of
 from lipcompile.cli.shared.output import complain, write_text
 from lipcompile.cli.shared.progress import Watch, most_frequent, scored
 from lipcompile.core.backend import Backend, instantiate
@@ -125,7 +125,11 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
 
 def refuse_drawn(source: Source) -> None:
     """Raise InputError (LIP510) if a network of Python is another one each time: `predict` imports it again."""
-    if source.network is not None and network_again(source.path, _shapes(source), source.sha256) is None:
+    if source.network is None:
+        return
+    from lipcompile.frontends.torch.alone import found_again
+
+    if found_again(source.path, _shapes(source), source.sha256) is None:
         message = f"`{source.path}` has other buffers, or frozen parameters, each time it is made"
         help_line = "make them of a fixed seed (torch.Generator().manual_seed(0)): no file of the run holds them"
         raise input_error("LIP510", message, help_line)

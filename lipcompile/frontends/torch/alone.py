@@ -10,7 +10,6 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -23,17 +22,19 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere in this
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, GraphBuilder, ParameterChoice, Value
 from lipcompile.core.names import identifier
 from lipcompile.core.record import FREE, Shape
-from lipcompile.diagnostics import Diagnostic, InputError, Severity
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.frontends.onnx.inputs import Source as Input
 from lipcompile.frontends.onnx.inputs import declare
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.repairs import Repairs, groups_of
 from lipcompile.frontends.silence import silence
-from lipcompile.frontends.torch.tracing import Example, as_tokens, evaluating, failure_of, real
+from lipcompile.frontends.torch.find import find
+from lipcompile.frontends.torch.tracing import Example, as_tokens, failure_of, real
 from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
 from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.own.rules import OWN_NETWORK, ZEROS, OwnNetwork, Zeros
@@ -54,7 +55,7 @@ _SPREAD = 10.0  # of large numbers
 _SEED = 0
 
 
-class _NoFunctionError(Exception):
+class NoFunctionError(Exception):
     """The module is no function of one example, as far as this file can tell."""
 
 
@@ -70,36 +71,64 @@ class Network:
 def alone(module: Module, examples: Sequence[Example], refused: Loaded, options: ModelOptions) -> Loaded | None:
     """Return a module that was refused as a function of one example; None if it is none.
 
-    It must compute the same of an example alone as of a batch: in evaluation mode, and in training mode as far as
-    random numbers allow it. Where an operation may mix examples, they must.
+    Where an operation may mix examples, it must be compared in training mode, too.
     """
-    errors = [found for found in refused.diagnostics if found.severity == Severity.ERROR]
+    errors = _errors(refused)
     codes = {found.code for found in errors}
     if not codes <= {*_OF_RULES, _MIXES}:
         return None
     try:
-        with torch.random.fork_rng(devices=[]), silence():
-            torch.manual_seed(_SEED)
-            module = _without_statistics(module, options.repairs)
-            network = _network(module, examples)
-            size = tuple(_called(network, _copied(network.module), _batch(network, None)).shape[1:])
-            tokens = tuple(_tokens(network, place) for place in range(len(network.inputs)))
-            _compare(network, module, tokens, is_training=False, may_draw=False)
-            _compare(network, module, tokens, is_training=True, may_draw=_MIXES not in codes)
+        made = as_function(module, examples, refused.source, options, may_draw=_MIXES not in codes)
     except Untraceable as mixing:
         more = () if _MIXES in codes else (mixing.diagnostic,)
         return replace(refused, diagnostics=(*refused.diagnostics, *more))
-    except (InputError, _NoFunctionError):
+    except NoFunctionError:
         return None
-    source = replace(refused.source, sha256=_digest(network), network=network)
+    return replace(made, diagnostics=(*made.diagnostics, _told(errors[0], made.source.network)))
+
+
+def as_function(
+    module: Module, examples: Sequence[Example], source: Source, options: ModelOptions, *, may_draw: bool = True
+) -> Loaded:
+    """Return a module as a function of one example.
+
+    It must compute the same of an example alone as of a batch: in evaluation mode, and in training mode unless it
+    may draw random numbers there, and does. Raises NoFunctionError, Untraceable if it mixes examples, InputError
+    for an unknown loss.
+    """
+    with torch.random.fork_rng(devices=[]), silence():
+        torch.manual_seed(_SEED)
+        module = _without_statistics(module, options.repairs)
+        network = _network(module, examples)
+        size = tuple(_called(network, _copied(network.module), _batch(network, None)).shape[1:])
+        tokens = tuple(_tokens(network, place) for place in range(len(network.inputs)))
+        _compare(network, _in_mode(module, is_training=False), tokens, may_draw=False)
+        _compare(network, _in_mode(module, is_training=True), tokens, may_draw=may_draw)
     builder = GraphBuilder(source.name)
     graph = _graph(builder, network, module, size, tokens, options)
-    return Loaded(source, graph, (*builder.diagnostics, _told(errors[0], network)))
+    source = replace(source, sha256=_digest(network), network=network)
+    return Loaded(source, graph, tuple(builder.diagnostics))
+
+
+def found_again(reference: str, shapes: Mapping[str, Shape], sha256: str) -> Network | None:
+    """Return the network of `package.module:factory`; None if it is another one than that of this digest.
+
+    Raises InputError: there is no such module (LIP020 to LIP022).
+    """
+    try:
+        network = _network(find(reference), [Example(name, shape) for name, shape in shapes.items()])
+    except NoFunctionError:
+        return None
+    return network if _digest(network) == sha256 else None
+
+
+def _errors(refused: Loaded) -> list[Diagnostic]:
+    return [found for found in refused.diagnostics if found.severity == Severity.ERROR]
 
 
 def with_way(refused: Loaded) -> Loaded:
     """Name the way to train what no rule covers, where that is all that is wrong."""
-    errors = [found for found in refused.diagnostics if found.severity == Severity.ERROR]
+    errors = _errors(refused)
     if not {found.code for found in errors} <= _OF_RULES:
         return refused
     way = "or use --bounds clip, which computes such a module one example at a time"
@@ -134,16 +163,16 @@ def _network(module: Module, examples: Sequence[Example]) -> Network:
         examples = sorted(examples, key=lambda example: order.index(example.name))
     taken = examples if failure_of(module, examples) is None else as_tokens(module, examples)
     if failure_of(module, taken) is not None or any(one.kind and one.kind.is_complex for one in taken):
-        raise _NoFunctionError
+        raise NoFunctionError
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad and one.numel()}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise _NoFunctionError
+        raise NoFunctionError
     if not trained:
-        raise _NoFunctionError
+        raise NoFunctionError
     try:
         twin = copy.deepcopy(module)
     except Exception:
-        raise _NoFunctionError from None
+        raise NoFunctionError from None
     return Network(
         twin.requires_grad_(requires_grad=False),
         tuple(taken),
@@ -221,7 +250,7 @@ def _tokens(network: Network, place: int) -> int:
         except Exception:
             continue
         return size
-    raise _NoFunctionError
+    raise NoFunctionError
 
 
 def _called(
@@ -233,37 +262,34 @@ def _called(
     try:
         output = module(*args, **named) if trained is None else functional_call(module, dict(trained), args, named)
     except Exception:
-        raise _NoFunctionError from None
+        raise NoFunctionError from None
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.shape[:1] != rows[0].shape[:1]:
-        raise _NoFunctionError
+        raise NoFunctionError
     if isinstance(output, FakeTensor):  # from a cache that the module has filled while it was traced
-        raise _NoFunctionError
+        raise NoFunctionError
     return output
 
 
 # What is compared
 
 
-def _compare(
-    network: Network, module: Module, tokens: Sequence[int], *, is_training: bool, may_draw: bool
-) -> None:
+def _compare(network: Network, module: Module, tokens: Sequence[int], *, may_draw: bool) -> None:
     """Raise Untraceable (LIP108) if examples have other outputs or gradients together than alone.
 
-    Nothing is compared if the module draws random numbers, with its dropout layers put off, and may do so.
+    Nothing is compared if the module draws random numbers, and may do so.
     """
-    with _in_mode(module, is_training) as twin:
-        for rows in _rows_that_work(network, twin, tokens):
-            _compare_rows(network, twin, rows, may_draw=may_draw)
+    for rows in _rows_that_work(network, module, tokens):
+        _compare_rows(network, module, rows, may_draw=may_draw)
 
 
-def _compare_rows(network: Network, twin: Module, rows: Sequence[Tensor], *, may_draw: bool) -> None:
-    whole = _outputs_and_gradients(network, twin, [rows], with_copies=False)
-    if not _alike(whole, _outputs_and_gradients(network, twin, [rows], with_copies=False)):
+def _compare_rows(network: Network, module: Module, rows: Sequence[Tensor], *, may_draw: bool) -> None:
+    whole = _outputs_and_gradients(network, module, [rows], with_copies=False)
+    if not _alike(whole, _outputs_and_gradients(network, module, [rows], with_copies=False)):
         if may_draw:
             return
-        raise _NoFunctionError
+        raise NoFunctionError
     parts = [[row[i : i + 1] for row in rows] for i in range(len(rows[0]))]
-    if not _alike(whole, _outputs_and_gradients(network, twin, parts, with_copies=True)):
+    if not _alike(whole, _outputs_and_gradients(network, module, parts, with_copies=True)):
         message = "an example has another output, or another gradient, in a batch than alone"
         help_line = (
             "let `forward` compute each example by itself, from parameters that are attributes of the module "
@@ -272,14 +298,12 @@ def _compare_rows(network: Network, twin: Module, rows: Sequence[Tensor], *, may
         raise untraceable("LIP108", message, help_line, None)
 
 
-@contextmanager
-def _in_mode(module: Module, is_training: bool) -> Iterator[Module]:
-    """Yield a copy of the module in evaluation mode, or as it is, but for its dropout layers."""
+def _in_mode(module: Module, *, is_training: bool) -> Module:
+    """Return a copy of the module in evaluation mode, or as it is, but for its dropout layers."""
     twin = copy.deepcopy(module)
-    with evaluating(twin):
-        for part, own in zip(twin.modules(), module.modules(), strict=True):
-            part.training = is_training and own.training and not isinstance(part, _DropoutNd)
-        yield twin
+    for part in twin.modules():
+        part.training = is_training and part.training and not isinstance(part, _DropoutNd)
+    return twin
 
 
 def _rows_that_work(network: Network, module: Module, tokens: Sequence[int]) -> Iterator[list[Tensor]]:
@@ -296,7 +320,7 @@ def _rows_that_work(network: Network, module: Module, tokens: Sequence[int]) -> 
 def _takes(network: Network, module: Module, rows: Sequence[Tensor]) -> bool:
     try:
         _called(network, _copied(module), rows)
-    except _NoFunctionError:  # such as lengths of 0
+    except NoFunctionError:  # such as lengths of 0
         return False
     return True
 
@@ -334,7 +358,7 @@ def _outputs_and_gradients(
     try:
         found = torch.autograd.grad(total, list(trained.values()), allow_unused=True, materialize_grads=True)
     except RuntimeError:
-        raise _NoFunctionError from None
+        raise NoFunctionError from None
     return [outputs.detach(), *found]
 
 

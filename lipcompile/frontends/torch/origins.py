@@ -19,10 +19,10 @@ from torch.nn import Module
 
 from lipcompile.analysis.clips import Source as Bounds
 from lipcompile.core.derivation import Source
-from lipcompile.diagnostics import Diagnostic, InputError, input_error
+from lipcompile.diagnostics import InputError, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
-from lipcompile.frontends.torch.alone import alone
+from lipcompile.frontends.torch.alone import NoFunctionError, as_function
 from lipcompile.frontends.torch.computed import computed_weights, standardises
 from lipcompile.frontends.torch.module import (
     ModuleRun,
@@ -126,10 +126,10 @@ def origins(
 
 def _of_network(module: Module, example: Any, options: ModelOptions) -> Origins:
     """Return where the parameters of a network that is one op come from: each is one of the module."""
-    refused = Diagnostic("LIP100", "it was one op")
-    loaded = alone(module, examples_of(example), Loaded(Source("", "", "torch", ""), None, (refused,)), options)
-    if loaded is None or loaded.source.network is None:
-        raise _foreign("the module cannot be computed one example at a time")
+    try:
+        loaded = as_function(module, examples_of(example), Source("", "", "torch", ""), options)
+    except (Untraceable, NoFunctionError):
+        raise _foreign("the module cannot be computed one example at a time") from None
     network, weights = loaded.source.network, _weights(loaded)
     sizes = {name: prod(shape) for name, shape in network.parameters.items()}
     ends = np.cumsum([1, *sizes.values()])

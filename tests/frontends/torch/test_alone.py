@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lipcompile
 from lipcompile import InputError
 from lipcompile.__main__ import run
+from lipcompile.frontends.torch import module as torch_module
 
 SLOW = "one example at a time"
 B, CLASSES = 5, 3
@@ -652,6 +653,16 @@ def test_a_run_knows_its_network(nets: Callable[[float], str], capsys: pytest.Ca
         place.unlink() if text is None else place.write_text(text)
         assert run(["predict", "run", "data.npz"]) == 2
         assert "does not say where it is" in capsys.readouterr().err
+
+
+def test_a_network_is_found_again_without_a_trace(
+    nets: Callable[[float], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second trace in one process may find another network, as where code keeps what it has computed."""
+    options = ["--input-shape", "4", "--loss", "cross_entropy", "--data", "data.npz", "--epsilon", "3"]
+    assert run(["train", nets(0.5), *options, "--delta", "1e-3", "--epochs", "1", "--output", "run"]) == 0
+    monkeypatch.setattr(torch_module, "_read", None)
+    assert run(["predict", "run", "data.npz"]) == 0
 
 
 def test_weights_of_a_folder_go_back_into_the_module(tmp_path: Path) -> None:
