@@ -520,6 +520,11 @@ CASES: Mapping[str, Case] = {
         module("129", "return self.layer(torch.linalg.solve(2 * torch.eye(4), x.T).T)"),
         0,
     ),
+    "LIP130": Case(
+        "check net_130:Network --input-shape 4 --loss cross_entropy --bounds clip",
+        module("130", "return self.layer(x).reshape(int(x.shape[0] / 1), -1)"),
+        0,
+    ),
     "LIP201": Case("check model.lip", example("LIP201"), 0),
     "LIP203": Case("", good, api=empty_input),
     "LIP213": Case("check model.lip", example("LIP213"), 0),

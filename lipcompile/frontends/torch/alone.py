@@ -10,6 +10,7 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -33,6 +34,7 @@ from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.repairs import Repairs, groups_of
 from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch.draws import means
 from lipcompile.frontends.torch.find import find
 from lipcompile.frontends.torch.tracing import Example, as_tokens, failure_of, real
 from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
@@ -47,8 +49,11 @@ _OF_RULES = frozenset(
     )
 )
 _MIXES = "LIP108"  # an operation may mix examples, as far as its rule can tell
+# Errors that another trace would have as well: of functions, and of branches on numbers.
+_OF_FUNCTIONS = ("LIP105", "LIP120")
 _MANY_TOKENS = 2**16  # of different ones, where no table says how many: one-hot vectors of them fit into memory
 _EXAMPLES = 3
+_SIZES = (2, 5, 16, 64, 128)  # of batches
 _AGREES, _ROUNDED = 1e-3, 0.1  # shares of the largest number of a tensor, and of all
 _ROUNDINGS = 4  # by which sums in half precision may differ
 _SPREAD = 10.0  # of large numbers
@@ -96,18 +101,47 @@ def as_function(
     may draw random numbers there, and does. Raises NoFunctionError, Untraceable if it mixes examples, InputError
     for an unknown loss.
     """
+    network, module, size, tokens = _compared(module, examples, options.repairs, may_draw=may_draw)
+    builder = GraphBuilder(source.name)
+    graph = _graph(builder, network, module, size, tokens, options)
+    source = replace(source, sha256=_digest(network), network=network)
+    return Loaded(source, graph, tuple(builder.diagnostics))
+
+
+def cause_of_each(refused: Loaded) -> Diagnostic | None:
+    """Return a note that a module is read from the trace of one example, and why; None if that is no help."""
+    errors = _errors(refused)
+    if not {found.code for found in errors} <= {*_OF_RULES, _MIXES} - {*_OF_FUNCTIONS}:
+        return None
+    message = (
+        "the module is read from the trace of one example, and random examples are the same alone as together; "
+        f"that of a batch is refused: {errors[0].message}"
+    )
+    return replace(errors[0], code="LIP130", message=message, help="", severity=Severity.NOTE, path=())
+
+
+def is_of_each(module: Module, examples: Sequence[Example], refused: Loaded) -> bool:
+    """Whether a refused module computes the same of each example alone as of a batch; see `as_function`."""
+    try:
+        _compared(module, examples, None, may_draw=_MIXES not in {found.code for found in _errors(refused)})
+    except (NoFunctionError, Untraceable):
+        return False
+    return True
+
+
+def _compared(
+    module: Module, examples: Sequence[Example], repairs: Repairs | None, *, may_draw: bool
+) -> tuple[Network, Module, Shape, tuple[int, ...]]:
+    """Return what a module is a function of, the module, the size of an output, and how many tokens there are."""
     with torch.random.fork_rng(devices=[]), silence():
         torch.manual_seed(_SEED)
-        module = _without_statistics(module, options.repairs)
+        module = _without_statistics(module, repairs)
         network = _network(module, examples)
         size = tuple(_called(network, _copied(network.module), _batch(network, None)).shape[1:])
         tokens = tuple(_tokens(network, place) for place in range(len(network.inputs)))
         _compare(network, _in_mode(module, is_training=False), tokens, may_draw=False)
         _compare(network, _in_mode(module, is_training=True), tokens, may_draw=may_draw)
-    builder = GraphBuilder(source.name)
-    graph = _graph(builder, network, module, size, tokens, options)
-    source = replace(source, sha256=_digest(network), network=network)
-    return Loaded(source, graph, tuple(builder.diagnostics))
+    return network, module, size, tokens
 
 
 def found_again(reference: str, shapes: Mapping[str, Shape], sha256: str) -> Network | None:
@@ -276,26 +310,49 @@ def _called(
 def _compare(network: Network, module: Module, tokens: Sequence[int], *, may_draw: bool) -> None:
     """Raise Untraceable (LIP108) if examples have other outputs or gradients together than alone.
 
-    Nothing is compared if the module draws random numbers, and may do so.
+    In training mode nothing is dropped, and random numbers are their means. Nothing is compared if the module
+    draws others, and may do so.
     """
-    for rows in _rows_that_work(network, module, tokens):
-        _compare_rows(network, module, rows, may_draw=may_draw)
+    with means(of_all=True) if module.training else nullcontext():
+        for rows in _rows_that_work(network, module, tokens):
+            if _compare_rows(network, module, rows, may_draw=may_draw):
+                _compare_sizes(network, module, rows)
 
 
-def _compare_rows(network: Network, module: Module, rows: Sequence[Tensor], *, may_draw: bool) -> None:
+def _compare_rows(network: Network, module: Module, rows: Sequence[Tensor], *, may_draw: bool) -> bool:
+    """Compare outputs and gradients of one batch; return whether they could be compared."""
     whole = _outputs_and_gradients(network, module, [rows], with_copies=False)
     if not _alike(whole, _outputs_and_gradients(network, module, [rows], with_copies=False)):
         if may_draw:
-            return
+            return False
         raise NoFunctionError
     parts = [[row[i : i + 1] for row in rows] for i in range(len(rows[0]))]
     if not _alike(whole, _outputs_and_gradients(network, module, parts, with_copies=True)):
-        message = "an example has another output, or another gradient, in a batch than alone"
-        help_line = (
-            "let `forward` compute each example by itself, from parameters that are attributes of the module "
-            "and its parts"
-        )
-        raise untraceable("LIP108", message, help_line, None)
+        raise _mixing()
+    return True
+
+
+def _compare_sizes(network: Network, module: Module, rows: Sequence[Tensor]) -> None:
+    """Compare the outputs of batches of several sizes, which are the same examples again and again."""
+    with torch.no_grad():
+        known = _called(network, _copied(module), rows)
+        for size in _SIZES:
+            places = torch.arange(size, device=known.device) % len(known)
+            try:
+                found = _called(network, _copied(module), [row[places] for row in rows])
+            except NoFunctionError:
+                raise _mixing() from None
+            if not _alike([known[places]], [found]):
+                raise _mixing()
+
+
+def _mixing() -> Untraceable:
+    message = "an example has another output, or another gradient, in a batch than alone"
+    help_line = (
+        "let `forward` compute each example by itself, from parameters that are attributes of the module and its "
+        "parts"
+    )
+    return untraceable("LIP108", message, help_line, None)
 
 
 def _in_mode(module: Module, *, is_training: bool) -> Module:

@@ -15,13 +15,14 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lipcompile.diagnostics import Diagnostic, Severity
-from lipcompile.frontends.torch.complex_pairs import arguments
+from lipcompile.frontends.torch.rerun.complex_pairs import arguments
 from lipcompile.frontends.torch.tracing import Example, evaluating, traced
 from lipcompile.frontends.torch.translation import line_of
 from lipcompile.frontends.torch.untraceable import untraceable
 
 # Operators of normal numbers, whose mean stands for them in evaluation mode.
 _NORMAL = ("randn", "randn_like", "normal", "normal_", "normal_functional")
+_UNIFORM, _ONES = ("rand", "rand_like", "uniform_"), ("bernoulli", "bernoulli_")
 
 
 def draws_in_evaluation(
@@ -66,25 +67,43 @@ def _name(node: Node) -> str:
 
 
 def _draws(node: Node) -> bool:
-    """Whether an operation draws, as it was called, and no module of torch called it."""
+    """Whether an operation draws, and no module of torch called it."""
+    callers = [str(kind) for _, kind in node.meta.get("nn_module_stack", {}).values()]
+    return draws(node) and not (callers and callers[-1].startswith("torch.nn."))
+
+
+def draws(node: Node) -> bool:
+    """Whether an operation draws random numbers, as it was called."""
     if not isinstance(node.target, OpOverload) or Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    callers = [str(kind) for _, kind in node.meta.get("nn_module_stack", {}).values()]
-    if callers and callers[-1].startswith("torch.nn."):
-        return False
     given = arguments(node.target, node.args, node.kwargs)
-    return bool(given.get("train", True)) and given.get("dropout_p", 1) != 0
+    return bool(given.get("train", True)) and 0 not in (given.get("p"), given.get("dropout_p"))
 
 
 class _Means(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, *, of_all: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._of_all = of_all
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        drawn = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in _NORMAL:
-            drawn.copy_(torch.as_tensor(arguments(func, args, kwargs or {}).get("mean", 0.0)))
+        drawn, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        given = arguments(func, args, kwargs or {})
+        if name in _NORMAL:
+            drawn.copy_(torch.as_tensor(given.get("mean", 0.0)))
+        elif self._of_all and name in _ONES:
+            drawn.fill_(1)
+        elif self._of_all and name in _UNIFORM:
+            drawn.fill_((given.get("from", 0.0) + given.get("to", 1.0)) / 2)
+        elif self._of_all and name == "native_dropout":
+            drawn[0].copy_(given["input"])
+            drawn[1].fill_(1)
         return drawn
 
 
-def means() -> AbstractContextManager[object]:
-    """Let torch give the mean of normal numbers, as emitted modules do in evaluation mode, and draw none."""
-    mode: AbstractContextManager[object] = _Means()  # type: ignore[no-untyped-call]
+def means(*, of_all: bool = False) -> AbstractContextManager[object]:
+    """Let torch give the mean of normal numbers, as emitted modules do in evaluation mode, and draw none.
+
+    of_all: also that of uniform numbers, and drop nothing, so that a module draws the same for all examples.
+    """
+    mode: AbstractContextManager[object] = _Means(of_all=of_all)
     return mode

@@ -6,9 +6,8 @@ if it were given these, and made whole numbers of them itself.
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,14 @@ def in_real_numbers(module: Module, examples: Sequence[Example]) -> tuple[Module
         named = {name: x.to(wanted[name]) if name in wanted else x for name, x in kwargs.items()}
         return kind.forward(self, *given, *args[len(names) :], **named)
 
-    twin = copy.copy(module)
-    twin.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-    return twin, [replace(one, kind=None) if one in whole else one for one in examples]
+    return with_forward(module, forward), [replace(one, kind=None) if one in whole else one for one in examples]
+
+
+def with_forward(module: Module, forward: Callable[..., Any]) -> Module:
+    """Return a module of the same parts and weights with another `forward`."""
+    kind = type(module)
+    twin: Module = object.__new__(
+        type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    )
+    vars(twin).update(vars(module))
+    return twin

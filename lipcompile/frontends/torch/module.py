@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +22,14 @@ from torch.nn.parameter import is_lazy
 from lipcompile import limits
 from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, Node
-from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.onnx.file.session import parts
 from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
-from lipcompile.frontends.torch.alone import alone, with_way, written
+from lipcompile.frontends.torch.alone import alone, cause_of_each, is_of_each, with_way, written
 from lipcompile.frontends.torch.computed import computed_weights
 from lipcompile.frontends.torch.cut import changed_gradients, noted
 from lipcompile.frontends.torch.draws import draws_in_evaluation, means
@@ -37,6 +37,7 @@ from lipcompile.frontends.torch.find import find, summary
 from lipcompile.frontends.torch.kinds import in_real_numbers
 from lipcompile.frontends.torch.longest import refuse_longest
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
+from lipcompile.frontends.torch.rerun.batched import batched
 from lipcompile.frontends.torch.tracing import (
     Example,
     batch,
@@ -122,6 +123,8 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         options = replace(options, bounds="clip")
     with keeping_attributes(module):
         loaded = _read(module, examples, name, path, options)
+        if loaded.graph is None:
+            loaded = _of_each(module, examples, loaded, options) or loaded
     if loaded.graph is not None:
         return loaded
     if options.bounds != "clip" or options.input_norm is not None:
@@ -134,8 +137,32 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     return replace(made, original=run, diagnostics=told)
 
 
-def _read(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
-    """Read a module operation by operation."""
+def _of_each(module: Module, examples: Sequence[Example], refused: Loaded, options: ModelOptions) -> Loaded | None:
+    """Read a refused module from the trace of one example, if it computes the same of a batch; None if not."""
+    cause = cause_of_each(refused)
+    if cause is None:
+        return None
+    if options.repairs is not None:
+        options.repairs.made.clear()
+    try:
+        loaded = _read(module, examples, refused.source.name, refused.source.path, options, of_one=True)
+    except InputError:
+        return None
+    if loaded.graph is None or not is_of_each(module, examples, refused):
+        return None
+    return replace(loaded, diagnostics=(*loaded.diagnostics, cause))
+
+
+def _read(
+    module: Module,
+    examples: Sequence[Example],
+    name: str,
+    path: str,
+    options: ModelOptions,
+    *,
+    of_one: bool = False,
+) -> Loaded:
+    """Read a module operation by operation. of_one: the operations of a batch of one, for each example."""
 
     def imported(program: ExportedProgram, repairs: Repairs | None) -> tuple[Loaded, ModelProto]:
         model = translated(program)
@@ -149,16 +176,16 @@ def _read(module: Module, examples: Sequence[Example], name: str, path: str, opt
     try:
         _refuse_kept_statistics(module)
         with without_rows_of_padding(rows), noted() as seen:
-            module, program, taken = traced_in_numbers(module, examples, options)
-            refuse_longest(module, taken)
+            module, read, program, taken = traced_in_numbers(module, examples, options, of_one=of_one)
+            refuse_longest(read, taken)
         is_open = has_open_batch(program)
         loaded, model = imported(program, options.repairs)
         if loaded.graph is not None and not is_open:
             again = options.apart().repairs  # what is fixed is told once
             with without_rows_of_padding(rows):
-                other = retraced(module, taken)
+                other = retraced(read, taken)
             _refuse_numbers_of_batch(loaded.graph, imported(other, again)[0].graph, program)
-        drawn = () if loaded.graph is None else tuple(draws_in_evaluation(module, taken, program))
+        drawn = () if loaded.graph is None else tuple(draws_in_evaluation(read, taken, program))
     except Untraceable as refused:
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     return replace(
@@ -177,19 +204,31 @@ def _read(module: Module, examples: Sequence[Example], name: str, path: str, opt
     )
 
 
+class Trace(NamedTuple):
+    """A trace: of `read`, which computes what `module` does, on examples of these kinds."""
+
+    module: Module
+    read: Module
+    program: ExportedProgram
+    examples: Sequence[Example]
+
+
 def traced_in_numbers(
-    module: Module, examples: Sequence[Example], options: ModelOptions
-) -> tuple[Module, ExportedProgram, Sequence[Example]]:
+    module: Module, examples: Sequence[Example], options: ModelOptions, *, of_one: bool = False
+) -> Trace:
     """Trace a module, or the one that takes all examples as real numbers if they are of both kinds.
 
-    Returns the module that was traced, the trace, and the examples with their kinds; raises Untraceable.
+    of_one: trace what it computes of each example alone. Raises Untraceable; InputError (LIP023).
     """
-    program, taken = traced(module, examples)
+    program, taken = traced(module, examples, of_one=of_one)
     if options.clips_all and options.input_norm is None:  # no example is scaled: whole numbers stay whole
         module, real = in_real_numbers(module, taken)
         if real is not taken:
-            return (module, *traced(module, real))
-    return module, program, taken
+            program, taken = traced(module, real, of_one=of_one)
+    if not of_one:
+        return Trace(module, module, program, taken)
+    read = batched(module, taken, program)
+    return Trace(module, read, *traced(read, taken))
 
 
 def _size(module: Module) -> int:

@@ -7,6 +7,7 @@ and sum the two biases of a recurrent cell, so each entry of a model is one entr
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -93,9 +94,22 @@ def origins(
     if is_alone:
         return _of_network(module, example, options)
     try:
+        return _origins(module, example, options, trained)
+    except InputError as refused:
+        if all(found.code == "LIP523" for found in refused.diagnostics):
+            raise
+        with suppress(InputError):
+            return _origins(module, example, options, trained, of_one=True)
+        raise
+
+
+def _origins(
+    module: Module, example: Any, options: ModelOptions, trained: Collection[str], *, of_one: bool = False
+) -> Origins:
+    try:
         with without_rows_of_padding(padded(module)):
-            traced_module, program, taken = traced_in_numbers(module, examples_of(example), options)
-        model = translated(program)
+            trace = traced_in_numbers(module, examples_of(example), options, of_one=of_one)
+        model = translated(trace.program)
     except Untraceable as refused:
         raise InputError((refused.diagnostic,)) from None
     fixed = frozen(module, model)
@@ -107,7 +121,7 @@ def origins(
     if _weights(loaded).keys() != {*trained}:
         other = _reading(model, options, fixed, "auto")
         reading, loaded = _nearer([(reading, loaded), (other, other.loaded({}))], trained)
-    computed = [*filter(standardises, loaded.diagnostics), *computed_weights(traced_module, loaded)]
+    computed = [*filter(standardises, loaded.diagnostics), *computed_weights(trace.module, loaded)]
     try:
         found = reading.numbered(stored)
     except InputError:  # numbers in place of weights have no such functions, as of their norms
@@ -121,7 +135,7 @@ def origins(
             message = f"`{name}` is computed from several weights, as by a folded normalisation"
             raise input_error("LIP523", computed[0].message if computed else message, _NO_WAY_BACK)
     sizes = {name: array.size for name, array in stored.items()}
-    return Origins(sizes, found, loaded, original_run(traced_module, taken, model))
+    return Origins(sizes, found, loaded, original_run(trace.module, trace.examples, model))
 
 
 def _of_network(module: Module, example: Any, options: ModelOptions) -> Origins:

@@ -26,11 +26,11 @@ from lipcompile.diagnostics import InputError, Location, input_error
 from lipcompile.frontends.onnx.node import traced_line
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.branches import Branches, differing
-from lipcompile.frontends.torch.complex_pairs import holds_complex, in_pairs, is_view
 from lipcompile.frontends.torch.experts import with_all_experts
 from lipcompile.frontends.torch.find import place_of, summary
 from lipcompile.frontends.torch.lengths import padded_to_lengths
 from lipcompile.frontends.torch.packing import without_packing
+from lipcompile.frontends.torch.rerun.complex_pairs import holds_complex, in_pairs, is_view
 from lipcompile.frontends.torch.rewritten import rewritten
 from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
 
@@ -61,20 +61,23 @@ class Example:
     kind: dtype | None = None
 
 
-def traced(module: Module, examples: Sequence[Example]) -> tuple[ExportedProgram, tuple[Example, ...]]:
+def traced(
+    module: Module, examples: Sequence[Example], *, of_one: bool = False
+) -> tuple[ExportedProgram, tuple[Example, ...]]:
     """Trace a module as it is, in training mode or not; also return which kind of numbers it takes.
 
-    Inputs with names are put in the order of `forward`. Raises Untraceable if the module has no graph; InputError
-    (LIP023) if it does not take such examples.
+    Inputs with names are put in the order of `forward`. of_one: on a batch of one, with this fixed size. Raises
+    Untraceable if the module has no graph; InputError (LIP023) if it does not take such examples.
     """
+    program = partial(_program_of_one if of_one else _program, module)
     order = list(inspect.signature(module.forward).parameters)
     if all(example.name in order for example in examples):
         examples = sorted(examples, key=lambda example: order.index(example.name))
     try:
-        return _program(module, examples), tuple(examples)
+        return program(examples), tuple(examples)
     except InputError:
         tokens = as_tokens(module, examples)
-        return _program(module, tokens), tokens
+        return program(tokens), tokens
 
 
 def _by_size(place: Location | None) -> Untraceable:
@@ -198,8 +201,17 @@ def _program(module: Module, examples: Sequence[Example]) -> ExportedProgram:
         raise _explained(module, examples, error) from None
 
 
-def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, attempt: int = 0) -> ExportedProgram:
-    size = next(islice(_batch_sizes(module, examples), attempt, None))
+def _program_of_one(module: Module, examples: Sequence[Example]) -> ExportedProgram:
+    try:
+        return _exported(module, examples, is_open=False, size=1)
+    except Exception as error:
+        raise _explained(module, examples, error) from None
+
+
+def _exported(
+    module: Module, examples: Sequence[Example], *, is_open: bool, attempt: int = 0, size: int | None = None
+) -> ExportedProgram:
+    size = size or next(islice(_batch_sizes(module, examples), attempt, None))
     args, kwargs = batch(module, examples, size)
     axis = {0: Dim.DYNAMIC}
     open_axes = (tuple(axis for _ in args), dict.fromkeys(kwargs, axis)) if is_open else None

@@ -35,7 +35,7 @@ def parity(h: Tensor) -> Tensor:
 def remainder(h: Tensor) -> Tensor:
     if h.shape[0] % 2 == 0:
         h = 1 * h
-    return h
+    return h.relu()
 
 
 def by_a_number(h: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def caught(h: Tensor) -> Tensor:
 
 
 def second(h: Tensor) -> Tensor:
-    """The first comparison comes to the same, and the second is asked on its other way alone."""
+    """64·4 is no multiple of 3, which a trace of all sizes does not see: the trace of one example is read."""
     if h.shape[0] == 64 and h.shape[1] * h.shape[0] % 3 == 0:
         return h.tanh()
     return h.relu()
@@ -94,13 +94,11 @@ DIFFERENT: dict[str, Then] = {
     "among": lambda h: h.tanh() if h.shape[0] in (64, 128) else h.relu(),
     "shape": lambda h: h.tanh() if h.shape == (64, 4) else h.relu(),
     "parity": parity,
-    "remainder": remainder,
     "int": by_a_number,
     "float": by_a_real_number,
     "constants": by_constants,
     "squeezed": squeezed,
     "caught": caught,
-    "second": second,
     "written": written,
     "too many": many,
     "capacity": lambda h: h * (h.cumsum(1) <= int(1.25 * h.shape[0])),
@@ -149,6 +147,8 @@ def expanded(h: Tensor) -> Tensor:
 
 
 SAME: dict[str, Then] = {
+    "remainder": remainder,
+    "second": second,
     "expanded": expanded,
     "asserted": asserted,
     "named": named,

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
+from torch.fx.traceback import preserve_node_meta
 from torch.nn import Module, Parameter
 from torch.nn.functional import conv1d
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
@@ -77,7 +78,8 @@ class _InPairs(Module):
         """Compute what the trace does."""
         names = self._spec.in_spec.children_specs[1].context
         given = iter([*args, *(kwargs[name] for name in names)])
-        made = self._nodes.run(*(self._operand(spec, given) for spec in self._specs))
+        with preserve_node_meta():
+            made = self._nodes.run(*(self._operand(spec, given) for spec in self._specs))
         return tree_unflatten(tree_map(_as_real, made), self._spec.out_spec)
 
     def _operand(self, spec: Any, given: Any) -> Any:
@@ -228,7 +230,7 @@ _MOVES = """
 """
 _SUMS = """
     add constant_pad_nd cumsum empty empty_like full full_like index_put masked_fill mean neg new_empty new_full
-    new_zeros pad scalar_tensor select_scatter slice_scatter sub sum tril triu where zeros zeros_like
+    new_zeros pad rsub scalar_tensor select_scatter slice_scatter sub sum tril triu where zeros zeros_like
 """
 _LINEAR = frozenset((*_MOVES.split(), *_SUMS.split(), "resolve_conj", "resolve_neg"))
 _CHANGES = ("zero", "fill", "copy")
