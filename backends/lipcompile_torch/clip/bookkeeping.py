@@ -24,6 +24,9 @@ from .native_gradients import HeldGradients
 _AT_ONCE = 2**22
 """Entries of gradients of examples that are held at once where a parameter has several uses."""
 
+_COPIED = 2**18
+"""Entries of gradients of examples that are copied into float64, where nothing is left to sum."""
+
 
 class Use(Protocol):
     """One use of a parameter by a batch: the gradients P_i in it, example by example.
@@ -72,7 +75,9 @@ class Summed:
         lead = cotangent.dim() - len(shape)
         wide = [lead + axis for axis, own in enumerate(shape) if own == 1 != cotangent.shape[lead + axis]]
         axes = [*range(1, lead), *wide]
-        return Summed(sum_of_each(cotangent, tuple(axes)).reshape(len(cotangent), *(shape or (1,))))
+        is_held = not axes and cotangent.dtype == torch.float32 and cotangent.numel() > _COPIED
+        sums = cotangent.contiguous() if is_held else sum_of_each(cotangent, tuple(axes))
+        return Summed(sums.reshape(len(cotangent), *(shape or (1,))))
 
     def kept(self, views: int) -> Summed:
         """Return the use by examples of so many rows each."""
@@ -85,8 +90,7 @@ class Summed:
 
     def norms(self) -> Tensor:
         """Return ‖P_i‖, [B]."""
-        norms: Tensor = torch.linalg.vector_norm(self.gradients.flatten(1), dim=1, dtype=torch.float64)
-        return norms
+        return example_norms(self.gradients)
 
     @property
     def entries(self) -> int:

@@ -7,7 +7,6 @@ and sum the two biases of a recurrent cell, so each entry of a model is one entr
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -96,11 +95,17 @@ def origins(
     try:
         return _origins(module, example, options, trained)
     except InputError as refused:
-        if all(found.code == "LIP523" for found in refused.diagnostics):
+        if _is_lost(refused):
             raise
-        with suppress(InputError):
+        try:
             return _origins(module, example, options, trained, of_one=True)
-        raise
+        except InputError as other:
+            raise (other if _is_lost(other) else refused) from None
+
+
+def _is_lost(refused: InputError) -> bool:
+    """Whether a module was imported, and there is no way back."""
+    return all(found.code == "LIP523" for found in refused.diagnostics)
 
 
 def _origins(

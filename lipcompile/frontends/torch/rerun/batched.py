@@ -7,7 +7,7 @@ one. The operations of this graph are run once more, with an axis of examples in
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -113,8 +113,13 @@ class _Batch(Interpreter):
 
     def __init__(self, module: Any, count: int) -> None:
         super().__init__(module)
-        self._count = count
-        self._written = set(filter(None, map(_overwritten, module.graph.nodes)))
+        self._count, self._nodes = count, [*module.graph.nodes]
+        self._written = frozenset[Node]()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        own = (node for node, given in zip(self._nodes, args, strict=False) if isinstance(given, _Rows))
+        self._written = _overwritten(self._nodes, own)
+        return super().run(*args, **kwargs)
 
     def run_node(self, n: Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -245,7 +250,18 @@ def _name(node: Node) -> str:
     return str(node.target).split(".")[1]
 
 
-def _overwritten(node: Node) -> Node | None:
+def _overwritten(nodes: Sequence[Node], own: Iterable[Node]) -> frozenset[Node]:
+    """Return the results that are written over, for each example otherwise. own: inputs that each example has."""
+    written, known, own = frozenset[Node](), -1, {*own}
+    while known < len(own):
+        known = len(own)
+        own.update(node for node in nodes if draws(node) or not own.isdisjoint(node.all_input_nodes))
+        written = frozenset(home for node in own if (home := _home(node)) is not None)
+        own |= written
+    return written
+
+
+def _home(node: Node) -> Node | None:
     """Return the result that an operation writes over, itself or through views; None if it writes over none."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable or not node.args or _name(node) == "detach_":
