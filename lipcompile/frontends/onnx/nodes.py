@@ -131,6 +131,8 @@ class Visitor:
         node = self.context.makers.get(name)
         if node is None or not isinstance(self.context.items.get(name), Unfinished):
             return True
+        if self._is_dropped(node):
+            return True
         if not self.finish(node.proto.input):
             return False
         item = self.context.items[name]
@@ -147,6 +149,19 @@ class Visitor:
             del found[first:]
             return self._computed_otherwise(node, item.refusal, item)
         return True
+
+    def _is_dropped(self, node: OnnxNode) -> bool:
+        """Whether a node is dropout of an operand that has been finished: what is drawn is nothing by itself."""
+        roots = {
+            name: item.node
+            for name in node.proto.input
+            if isinstance(item := self.context.items.get(name), Unfinished)
+        }
+        drawn = {name for name, root in roots.items() if root.op_type in _DRAWING}
+        if not drawn or drawn == {*roots} or not self.finish(roots.keys() - drawn):
+            return False
+        self._store(node, self._import(node))
+        return not isinstance(self.context.items[node.outputs[0]], Unfinished)
 
     def _computed_otherwise(self, node: OnnxNode, refusal: Refusal, cause: Unfinished | None = None) -> bool:
         """Compute a refused node as functions without a Lipschitz constant; refuse it where none is allowed.

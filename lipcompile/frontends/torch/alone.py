@@ -53,7 +53,8 @@ _MIXES = "LIP108"  # an operation may mix examples, as far as its rule can tell
 _OF_FUNCTIONS = ("LIP105", "LIP120")
 _MANY_TOKENS = 2**16  # of different ones, where no table says how many: one-hot vectors of them fit into memory
 _EXAMPLES = 3
-_SIZES = (2, 5, 16, 64, 128)  # of batches
+_SIZES = (2, 5, 16, 64, 128)  # of batches, as long as one with a copy of all parameters for each has
+_MOST_ENTRIES = 2**27  # so many entries at most
 _AGREES, _ROUNDED = 1e-3, 0.1  # shares of the largest number of a tensor, and of all
 _ROUNDINGS = 4  # by which sums in half precision may differ
 _SPREAD = 10.0  # of large numbers
@@ -334,9 +335,10 @@ def _compare_rows(network: Network, module: Module, rows: Sequence[Tensor], *, m
 
 def _compare_sizes(network: Network, module: Module, rows: Sequence[Tensor]) -> None:
     """Compare the outputs of batches of several sizes, which are the same examples again and again."""
+    entries = sum(map(prod, network.parameters.values()))
     with torch.no_grad():
         known = _called(network, _copied(module), rows)
-        for size in _SIZES:
+        for size in (size for size in _SIZES if size * entries <= _MOST_ENTRIES):
             places = torch.arange(size, device=known.device) % len(known)
             try:
                 found = _called(network, _copied(module), [row[places] for row in rows])

@@ -281,3 +281,21 @@ def test_torchs_own_modules_draw_in_training_alone() -> None:
     for training in (True, False):
         found = from_module(Several().train(training), (3, 4), bounds="clip", loss="cross_entropy")
         assert found.ok, found.diagnostics
+
+
+@pytest.mark.parametrize("drop", [random_depth, floored])
+def test_random_depth_may_follow_functions_without_a_constant(drop: Drop) -> None:
+    """Products of two tensors of an example, whose rows are moved: how a window of attention ends."""
+
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            h = (x @ x.mT @ x).view(-1, 4, 1, 2).transpose(2, 3).reshape(-1, 4, 2)
+            return self.head((x + (drop(h) if self.training else h)).flatten(1))
+
+    analysis = from_module(Products(), (4, 2), loss="cross_entropy", bounds="clip").analysis
+    assert analysis is not None
+    assert [node.op.name for node in analysis.graph.nodes].count("grouped_dropout") == 1
