@@ -83,6 +83,7 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a transposed convolution": lambda net, h: net.back(h.mT),
     "pools": lambda _, h: F.max_pool1d(h.mT, 2) + F.adaptive_avg_pool1d(h.mT, 1) + F.avg_pool1d(h.mT, 3, 1),
     "padding": lambda _, h: F.pad(h, (1, 2)) + F.pad(h.mT, (1, 2), mode="reflect").mT.mean((1, 2)),
+    "padding of one row": lambda _, h: F.pad(h[0, 0], (2, 1))[None],
     "interpolation": lambda _, h: F.interpolate(h.mT, scale_factor=2.0, mode="nearest"),
     "attention": lambda net, h: net.attention(h, h, h, need_weights=False)[0],
     "attention of heads": lambda _, h: F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[0],

@@ -166,7 +166,7 @@ class _Batch(Interpreter):
         if one and one == _ANY_AXES.get(name):
             return _as_rows(op(**{**given, one: given[one].tensor}))
         if one in ("input", "self") and name in _ONE_AXIS.split():
-            is_batch = given[one].tensor.dim() == 2 + int(name[-2]) if name[-2:-1].isdigit() else False
+            is_batch = given[one].tensor.dim() == 2 + (int(name[-2]) if name[-2:-1].isdigit() else 0)
             return _as_rows(op(**{**given, one: given[one].tensor})) if is_batch else _stacked(op, given, rows)
         if name == "scaled_dot_product_attention" and len({given[key].tensor.shape[1] for key in rows}) == 1:
             return _stacked(op, given, rows)
