@@ -229,12 +229,30 @@ def _from_left(context: Context, node: OnnxNode) -> Value:
     operand, matrix = context.tensor(node, 1), context.known(node, 0, "the matrix")
     rank = len(shape_of(operand))
     matrix = matrix and _rows_of_all(matrix, rank)
+    if (
+        matrix is not None
+        and matrix.copies is None
+        and 2 < matrix.array.ndim <= rank
+        and prod(shape_of(operand)[:-2]) == 1
+    ):
+        return _stack_from_left(context, node, operand, matrix)
     if matrix is None or matrix.array.ndim != 2:
         raise Refusal("LIP110", "the left operand of MatMul must be a constant matrix [out, in]")
     context.axis(node, -2, rank + 1), context.axis(node, -1, rank + 1)
     order = (*range(rank - 2), rank - 1, rank - 2)
     layer = Affine(DENSE, Dense(matrix.array.shape[0]), permute(context, node, operand, order, "_t"), matrix, None)
     return permute(context, node, parametric(context, node, layer), order, "_back")
+
+
+def _stack_from_left(context: Context, node: OnnxNode, operand: Value, stack: Known) -> Value:
+    """[*heads, n, k]·[1, …, 1, k, m]: rows of all heads, one behind another, times one matrix."""
+    *heads, k = stack.array.shape
+    m, ones = shape_of(operand)[-1], (1,) * (len(shape_of(operand)) - stack.array.ndim)
+    rows = replace(stack, array=stack.array.reshape(-1, k), moves=then(stack, "rows"))
+    columns = reshape_to(context, node, operand, (k, m), "_columns")
+    turned = permute(context, node, columns, (1, 0), "_t")
+    value = parametric(context, node, Affine(DENSE, Dense(prod(heads)), turned, rows, None))
+    return reshape_to(context, node, permute(context, node, value, (1, 0), "_back"), (*ones, *heads, m), "_heads")
 
 
 def _rows_of_all(matrix: Known, rank: int) -> Known:

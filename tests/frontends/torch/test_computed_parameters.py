@@ -31,6 +31,7 @@ from tests.torch.clip_nets import clipped, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:the output does not depend on")]
 TOKENS, WIDTH, GAMMA = 4, 6, 0.01
+COORDINATES = torch.linspace(-1, 2, TOKENS * WIDTH).reshape(1, 2, 2, WIDTH)
 PLACES = torch.tensor([[0, 1, 2, 3], [4, 0, 1, 2], [4, 4, 0, 1], [4, 4, 4, 0]])
 
 
@@ -195,6 +196,7 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "row for all tokens": lambda net, h: h + net.table[:3, :].reshape(-1)[None].expand(TOKENS, -1),
     "factor for all tokens": lambda net, h: h * net.table[0, :1].expand(TOKENS, WIDTH),
     "number for all": lambda net, h: h + net.table[1, 1].expand(len(h), TOKENS, WIDTH),
+    "places": lambda net, h: h + (F.linear(COORDINATES, net.w, net.p).relu() @ net.w).reshape(TOKENS, WIDTH),
     "rows again": lambda net, h: h + net.w[torch.tensor([0, 2, 2, 0])],
     "rows of kinds": lambda net, h: h + F.embedding(torch.tensor([[0, 1, 1, 0]]).expand(len(h), -1), net.w),
     "batch behind": lambda net, h: (h.transpose(0, 1) * net.p + net.p.sigmoid()[:, None].mT).transpose(0, 1),
@@ -227,7 +229,7 @@ def test_rows_of_a_table_that_is_computed_with(steps_first: bool) -> None:
     by_day(
         (
             *("axis between", "gate", "relative positions", "rows of kinds", "shifted gain", "sum of products"),
-            *("temperature", "weight norm"),
+            *("places", "temperature", "weight norm"),
         ),
         USES,
     ),
