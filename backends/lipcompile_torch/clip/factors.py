@@ -1,8 +1,9 @@
 """What examples are scaled by, and sums of rows of numbers, one of each example, that are scaled so.
 
-Formal guarantees: rows in float64 are added in float64. Of rows in float32, which are those of other devices than
-processors and large ones, factors are rounded to float32 and so are the products, which are added as :mod:`..certify.sums` says;
-:func:`products_room` pays for that. There an example whose factor is below the normal numbers adds nothing.
+Formal guarantees: rows in float64 are added in float64. Of rows in float32, which are large ones, and those of
+other devices than processors, factors are rounded to float32 and so are the products, which are added as
+:mod:`..certify.sums` says; :func:`products_room` pays for that. There an example whose factor is below the normal
+numbers adds nothing.
 """
 
 from __future__ import annotations
