@@ -24,9 +24,6 @@ from .native_gradients import HeldGradients
 _AT_ONCE = 2**22
 """Entries of gradients of examples that are held at once where a parameter has several uses."""
 
-_COPIED = 2**18
-"""Entries of gradients of examples that are copied into float64, where nothing is left to sum."""
-
 
 class Use(Protocol):
     """One use of a parameter by a batch: the gradients P_i in it, example by example.
@@ -74,10 +71,10 @@ class Summed:
         """Return the use of a parameter of this shape, broadcast to the examples of a cotangent [B, *example]."""
         lead = cotangent.dim() - len(shape)
         wide = [lead + axis for axis, own in enumerate(shape) if own == 1 != cotangent.shape[lead + axis]]
-        axes = [*range(1, lead), *wide]
-        is_held = not axes and cotangent.dtype == torch.float32 and cotangent.numel() > _COPIED
-        sums = cotangent.contiguous() if is_held else sum_of_each(cotangent, tuple(axes))
-        return Summed(sums.reshape(len(cotangent), *(shape or (1,))))
+        axes, sizes = [*range(1, lead), *wide], (len(cotangent), *(shape or (1,)))
+        if not axes and cotangent.dtype == torch.float32 and is_processor(cotangent.device):
+            return Narrow(cotangent.contiguous().reshape(sizes))
+        return Summed(sum_of_each(cotangent, tuple(axes)).reshape(sizes))
 
     def kept(self, views: int) -> Summed:
         """Return the use by examples of so many rows each."""
@@ -99,11 +96,31 @@ class Summed:
 
     def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
-        return factors.sum(self.gradients.flatten(1))
+        return factors.sum(self.wide())
+
+    def wide(self) -> Tensor:
+        """Return P_i [B, entries] in the dtype in which they may be added."""
+        return self.gradients.flatten(1)
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries]."""
         return self.gradients[some].flatten(1).double()
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow(Summed):
+    """A use whose gradients came in float32, and are held so on a processor. There gradients of up to
+    :data:`SMALL` entries are added in float64.
+    """
+
+    def total(self, factors: Factors) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        rows = self.gradients.flatten(1)
+        return factors.sum_of_few(rows) if self.entries <= SMALL else factors.sum(rows)
+
+    def wide(self) -> Tensor:
+        """Return P_i [B, entries] in float64."""
+        return self.gradients.flatten(1).double()
 
 
 @dataclass(frozen=True)
@@ -339,5 +356,5 @@ def joined(uses: Sequence[Use], entries: int) -> Use | None:
     if len(uses) < 2:
         return uses[0] if uses else None
     if all(isinstance(use, Summed) for use in uses):
-        return Summed(reduce(add, (use.gradients.flatten(1) for use in uses if isinstance(use, Summed))))
+        return Summed(reduce(add, (use.wide() for use in uses if isinstance(use, Summed))))
     return Several(tuple(uses), entries)

@@ -112,7 +112,7 @@ def clipped(
     """
     whole = _at_once([joined(found, size) for found, size in zip(uses, entries, strict=True)])
     small = [use for use in whole if isinstance(use, Summed) and use.entries <= FEW]
-    together = [Summed(torch.cat([use.gradients.flatten(1) for use in small], 1))] if small else []
+    together = [Summed(torch.cat([use.wide() for use in small], 1))] if small else []
     apart = set(map(id, small))
     present: list[Use] = [use for use in whole if use is not None and id(use) not in apart] + [*together]
     if not present:

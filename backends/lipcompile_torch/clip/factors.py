@@ -1,6 +1,6 @@
 """What examples are scaled by, and sums of rows of numbers, one of each example, that are scaled so.
 
-Formal guarantees: rows in float64 are added in float64. Of rows in float32, which are large ones, and those of
+Formal guarantees: rows in float64 are added in float64. Of rows in float32, which are long ones, and those of
 other devices than processors, factors are rounded to float32 and so are the products, which are added as
 :mod:`..certify.sums` says; :func:`products_room` pays for that. There an example whose factor is below the normal
 numbers adds nothing.
@@ -50,6 +50,15 @@ class Factors:
             return self.values @ kept
         return sum_of_products(self._single[:, None], kept).flatten()
 
+    def sum_of_few(self, rows: Tensor) -> Tensor:
+        """Return the same in float64, of rows of few entries."""
+        step = max(_COPIED // max(rows.shape[1], 1), 1)
+        parts = (slice(start, start + step) for start in range(0, len(rows), step))
+        found = rows.new_zeros(rows.shape[1], dtype=torch.float64)
+        for some in parts:
+            found += self.of_some(some).sum(rows[some].double())
+        return found
+
     @cached_property
     def _single(self) -> Tensor:
         """The factors in float32, [B], less what rounding takes; one below the normal numbers is 0."""
@@ -65,6 +74,9 @@ def products_room(dtype: torch.dtype, device: torch.device) -> float:
 
 _ROUNDED = 1 - 2.0**-21
 """Covers the rounding of scales, of scaled vectors and of their products, four times by 2⁻²⁴ of an entry."""
+
+_COPIED = 2**17
+"""Entries that are copied into float64 at once, where they stay in a cache."""
 
 _COARSE = 1 - 2.0**-7
 """Covers the rounding of both operands to bfloat16, by 2⁻⁹ of an entry each, or to TF32."""

@@ -226,3 +226,22 @@ def test_layers_of_a_group_that_saw_different_numbers_of_examples_are_refused() 
         one.note(0, Outer(torch.ones(examples, 3), torch.ones(examples, 2)))
     with pytest.raises(ValueError, match="saw 1 and 3 examples in one forward pass"):
         group_gradients(noted, parameters, Clip(1.0))
+
+
+@pytest.mark.parametrize("entries", [[3000], [3000] * 30, [2**16], [2**16 + 1]])
+def test_gradients_that_are_held_in_float32_are_added_as_the_noise_counts(entries: list[int]) -> None:
+    """Up to 2¹⁶ entries of a parameter in float64, so that only the factors round; of more in float32."""
+    torch.manual_seed(0)
+    rows = [torch.randn(700, size) for size in entries]
+    uses: list[list[Use]] = [[Summed.of_spread(one, (size,))] for one, size in zip(rows, entries, strict=True)]
+    found = torch.cat([*clipped(uses, entries, Clip(1.0))])
+    whole = torch.cat(rows, 1).double()
+    wanted = (1 / whole.norm(dim=1)) @ whole  # each is longer than 1
+    terms = (1 / whole.norm(dim=1)) @ whole.abs()
+    share = float(((found - wanted).abs() / terms).max())
+    room = 1 - float(found @ wanted / (wanted @ wanted))  # factors are less than 1/‖g‖, by what rounding takes
+    assert 0 <= room < 1e-4
+    found /= 1 - room
+    share = float(((found - wanted).abs() / terms).max())
+    assert (share < 1e-14) == (max(entries) <= 2**16)
+    assert share < 74 * 2**-24
