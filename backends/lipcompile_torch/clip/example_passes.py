@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from lipcompile_privacy.errors import PrivacyError
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
@@ -73,12 +74,19 @@ class Checked(TorchFunctionMode):
     `index_fill` one beyond the end, or before the start, as an entry of another's. `ctc_loss` reads the scores of
     a label that there is not wherever they would be: it is given the label 0 there. `grid_sample` writes gradients
     of places that are no numbers outside of its tensors.
+
+    Attributes:
+        caught: the error of a function of torch, or empty. Under `vmap` a function that fails for one example
+            fails for all: what catches the error and goes on lets that example decide on the others.
+        is_own: whether an autograd function, or an operator that is not of torch, was called: its rule for `vmap`
+            may be its author's, and is given all examples.
     """
 
     def __init__(self, what: str) -> None:
         super().__init__()
         self._what = what
         self.is_inside = False
+        self.caught, self.is_own = "", False
 
     def __torch_function__(
         self,
@@ -87,7 +95,16 @@ class Checked(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given, name = dict(kwargs or {}), getattr(func, "__name__", "").partition(".")[0]
+        name = getattr(func, "__name__", "").partition(".")[0]
+        of_library = isinstance(func, _OF_LIBRARIES) and not str(func).startswith("aten.")
+        self.is_own |= of_library or name == "custom_function_call"
+        try:
+            return self._within(func, name, args, dict(kwargs or {}))
+        except Exception as error:
+            self.caught = str(error).partition("\n")[0] or type(error).__name__
+            raise
+
+    def _within(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         if name in _REACHING:
             raise ValueError(f"{self._what} calls {name}, which would reach the numbers of other examples")
         if func is F.embedding:
@@ -118,6 +135,7 @@ _REACHING = (
     *("resize_", "resize_as_", "set_", "_reshape_alias", "_reshape_alias_copy"),
     *("embedding_backward", "embedding_dense_backward"),
 )
+_OF_LIBRARIES = (OpOverload, OpOverloadPacket)
 _OF_EMBEDDING = ("input", "weight", "padding_idx", "max_norm")
 _OF_OPERATOR = ("weight", "indices", "padding_idx")
 _FAR = 1e4  # in the place of infinity, where the edges of an image are at -1 and 1

@@ -21,8 +21,11 @@ class OneByOneWarning(UserWarning):
     """A function is computed of one example after the other."""
 
 
-_IS_BATCHED: WeakKeyDictionary[Any, dict[bool, bool]] = WeakKeyDictionary()
-"""Whether `torch.vmap` computes what functions of these owners compute of one example after the other, by mode."""
+_OWN = "it calls a torch.autograd.Function, or an operator, whose rule for vmap may be its author's"
+_HIDDEN = "it takes rows or entries by places that nobody sees, as code of torch.jit.script does"
+_OTHER = "its result, or its gradient, is another one than that of one example"
+_LOOPS: WeakKeyDictionary[Any, dict[bool, str]] = WeakKeyDictionary()
+"""Why functions of these owners are computed of one example after the other, by mode; empty if `torch.vmap` is."""
 
 
 def each_alone(
@@ -45,29 +48,35 @@ def each_alone(
         given: tensors [B, …] with B ≥ 1, or tuples and mappings of some.
         what: the function, in warnings.
         owner: what stands for the function from call to call.
-        calm: the function without random numbers, which is compared; None: itself.
+        calm: the function without random numbers, which is compared as well; None: there is none.
         is_training: the mode of the owner, in each of which the comparison is made.
 
     Formal guarantees: no row of the result depends on another example, if the function depends on its arguments
     alone, calls nothing that reads outside of its tensors, and nothing of which `torch.vmap` mixes examples unseen
     by the comparison.
     """
-    known = _IS_BATCHED.setdefault(owner, {})
+    known = _LOOPS.setdefault(owner, {})
     with Checked(what) as checked:
-        cause, place = "", ""
         if is_training not in known and len(tree_leaves(given)[0]) > 1:
             first = tree_map(lambda part: part[:2].detach(), given)
-            known[is_training] = _is_batched(calm or function, first) and _is_seen(function, first, checked)
-        if known.get(is_training, True):
+            with torch.random.fork_rng([*{part.device for part in tree_leaves(given) if part.is_cuda}]):
+                alike = all(_is_batched(one, first) for one in (calm, function) if one is not None)
+                known[is_training] = _unseen(function, first, checked) if alike else _OTHER
+        cause, place = known.get(is_training, ""), ""
+        if not cause:
+            checked.caught = ""
             try:
-                return torch.vmap(function, randomness="different")(*given)
+                found = torch.vmap(function, randomness="different")(*given)
+                if not checked.caught and not checked.is_own:
+                    return found
+                cause = f"it goes on after an error: {checked.caught}" if checked.caught else _OWN
             except RuntimeError as error:
                 place, cause = line_of(error), str(error).partition("\n")[0]
         found = _one_by_one(function, *given)
     warnings.warn(
         f"torch.vmap cannot run {what}{place}, so it is computed of one example after the other, which is "
         f"slower: use torch.where in the place of `if`, and no .item() "
-        f"({cause or 'its result, or its gradient, is another one than that of one example'})",
+        f"({cause})",
         OneByOneWarning,
         stacklevel=5,
     )
@@ -109,12 +118,11 @@ def _runs(batched: Callable[..., Tensor], first: Any) -> bool:
     return True
 
 
-def _is_seen(function: Callable[..., Tensor], first: Any, checked: Checked) -> bool:
-    """Whether `Checked` sees all that it has to see, of two examples in both directions."""
-    devices = {part.device for part in tree_leaves(first) if part.is_cuda}
-    with torch.random.fork_rng(list(devices)), suppress(Exception), _Unseen(checked) as unseen:
+def _unseen(function: Callable[..., Tensor], first: Any, checked: Checked) -> str:
+    """Return what `Checked` does not see of two examples in both directions; nothing if it sees all it has to."""
+    with suppress(Exception), _Unseen(checked) as unseen:
         _with_gradients(torch.vmap(function, randomness="different"), first)
-    return not unseen.is_any
+    return _OWN if checked.is_own else _HIDDEN if unseen.is_any else ""
 
 
 def _with_gradients(run: Callable[..., Tensor], given: Any) -> list[Tensor]:

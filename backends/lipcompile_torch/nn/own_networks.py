@@ -98,7 +98,7 @@ def _called(network: OwnNetwork, arguments: Sequence[Tensor], parameters: Sequen
     real = next((one.dtype for one in stored.values() if one.is_floating_point()), parameters[0].dtype)
     args, kwargs = list[Tensor](), dict[str, Tensor]()
     for own, x in zip(network.inputs, arguments, strict=True):
-        row = x.to(own.kind or real)[None]
+        row = x.to(own.kind or real, copy=True)[None]  # which the module may write into
         if own.name:
             kwargs[own.name] = row
         else:

@@ -247,8 +247,10 @@ class ClippedGradients:
             output: Tensor = functional_call(self.module, parameters, args, kwargs)
             return output
 
-        with explaining(), forgetting(self.module), Checked("the module"):
-            return vmap(run, randomness="different")(copies, inputs.args, inputs.kwargs).flatten(0, 1)
+        with explaining(), forgetting(self.module), Checked("the module") as checked:
+            rows = vmap(run, randomness="different")(copies, inputs.args, inputs.kwargs).flatten(0, 1)
+        _refuse_caught(checked, "the module")
+        return rows
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of losses over b, 0-dim; of an example the mean over its views."""
@@ -258,9 +260,11 @@ class ClippedGradients:
             return self.module.criterion(outputs, targets)
         loss: Any = self._loss
         views = len(outputs) // len(targets)
-        losses: Tensor = vmap(lambda output, target: loss(output[None], target[None]), randomness="different")(
-            outputs, targets.repeat_interleave(views, 0)
-        )
+        with Checked("the loss") as checked:
+            losses: Tensor = vmap(lambda output, target: loss(output[None], target[None]), randomness="different")(
+                outputs, targets.repeat_interleave(views, 0)
+            )
+        _refuse_caught(checked, "the loss")
         if losses.numel() != len(outputs):
             raise PrivacyError(
                 f"the loss of one example has shape {tuple(losses.shape[1:])}: per_example_loss returns one "
@@ -453,6 +457,15 @@ class ClippedGradients:
         numbers = sum(parameter.numel() for parameter in self._parameters.values())
         device = next(iter(self._parameters.values())).device
         return max(1, min(_MOST_EXAMPLES, at_once(device, *_CHUNK_ENTRIES) // numbers))
+
+
+def _refuse_caught(checked: Checked, what: str) -> None:
+    if checked.caught:
+        raise PrivacyError(
+            f"{what} goes on after an error of torch ({checked.caught}), which one example would cause for all "
+            "that are computed with it: use a function that does not fail, such as torch.linalg.cholesky_ex and "
+            "torch.where, or compile the module with lipcompile.private(module, example, bounds='clip')"
+        )
 
 
 def _largest(tensor: Tensor) -> float:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -292,6 +294,7 @@ def _called(
     network: Network, module: Module, rows: Sequence[Tensor], trained: Mapping[str, Tensor] | None = None
 ) -> Tensor:
     """Return the outputs of examples, of a copy of the module or with other parameters in their places."""
+    rows = [row.clone() for row in rows]  # which the module may write into
     named = {one.name: row for one, row in zip(network.inputs, rows, strict=True) if one.name}
     args = tuple(row for one, row in zip(network.inputs, rows, strict=True) if not one.name)
     try:
@@ -309,26 +312,40 @@ def _called(
 
 
 def _compare(network: Network, module: Module, tokens: Sequence[int], *, may_draw: bool) -> None:
-    """Raise Untraceable (LIP108) if examples have other outputs or gradients together than alone.
+    """Raise Untraceable (LIP108) if examples have other outputs or gradients together than alone, or than before.
 
-    In training mode nothing is dropped, and random numbers are their means. Nothing is compared if the module
-    draws others, and may do so.
+    In training mode nothing is dropped, and random numbers are their means. Examples are not compared with
+    themselves alone if the module draws others, and may do so.
     """
     with means(of_all=True) if module.training else nullcontext():
+        seen = list[tuple[list[Tensor], list[Tensor]]]()
         for rows in _rows_that_work(network, module, tokens):
-            if _compare_rows(network, module, rows, may_draw=may_draw):
+            seen.append((rows, _seeded(network, module, [rows])))
+            if _compare_rows(network, module, *seen[-1], may_draw=may_draw):
                 _compare_sizes(network, module, rows)
+        rows, whole = seen[0]
+        if not _alike(whole, _seeded(network, module, [rows])):
+            raise _stateful()
 
 
-def _compare_rows(network: Network, module: Module, rows: Sequence[Tensor], *, may_draw: bool) -> bool:
-    """Compare outputs and gradients of one batch; return whether they could be compared."""
-    whole = _outputs_and_gradients(network, module, [rows], with_copies=False)
-    if not _alike(whole, _outputs_and_gradients(network, module, [rows], with_copies=False)):
+def _compare_rows(
+    network: Network, module: Module, rows: Sequence[Tensor], whole: Sequence[Tensor], *, may_draw: bool
+) -> bool:
+    """Compare outputs and gradients of one batch; return whether its examples could be compared with themselves.
+
+    Args:
+        whole: outputs and gradients of this batch, with the seed that all batches get.
+    """
+    if not _alike(whole, _seeded(network, module, [rows])):
+        raise _stateful()
+    if not _alike(whole, _seeded(network, module, [rows], with_copies=True)):
+        raise _mixing()
+    if not _alike(whole, _seeded(network, module, [rows], seed=_SEED + 1)):
         if may_draw:
             return False
         raise NoFunctionError
     parts = [[row[i : i + 1] for row in rows] for i in range(len(rows[0]))]
-    if not _alike(whole, _outputs_and_gradients(network, module, parts, with_copies=True)):
+    if not _alike(whole, _seeded(network, module, parts, with_copies=True)):
         raise _mixing()
     return True
 
@@ -351,10 +368,46 @@ def _compare_sizes(network: Network, module: Module, rows: Sequence[Tensor]) -> 
 def _mixing() -> Untraceable:
     message = "an example has another output, or another gradient, in a batch than alone"
     help_line = (
-        "let `forward` compute each example by itself, from parameters that are attributes of the module and its "
-        "parts"
+        "let `forward` compute each example by itself, from parameters that are attributes of the module "
+        "and its parts"
     )
     return untraceable("LIP108", message, help_line, None)
+
+
+def _stateful() -> Untraceable:
+    message = "the module computes something else of the same examples in each call, with equal random numbers"
+    help_line = (
+        "keep nothing of a call in class attributes, globals, closures or default arguments, and draw random "
+        "numbers without generators of your own"
+    )
+    return untraceable("LIP108", message, help_line, None)
+
+
+def _seeded(
+    network: Network,
+    module: Module,
+    batches: Sequence[Sequence[Tensor]],
+    *,
+    with_copies: bool = False,
+    seed: int = _SEED,
+) -> list[Tensor]:
+    """Return the outputs and gradients of batches, with the random numbers of a seed."""
+    with torch.random.fork_rng(devices=[]), _python_seeded(seed):
+        torch.manual_seed(seed)
+        return _outputs_and_gradients(network, module, batches, with_copies=with_copies)
+
+
+@contextmanager
+def _python_seeded(seed: int) -> Iterator[None]:
+    """Seed the generators of Python and numpy meanwhile."""
+    before, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        random.seed(seed)
+        np.random.seed(seed)
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(of_numpy)
 
 
 def _in_mode(module: Module, *, is_training: bool) -> Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,59 @@ def test_a_module_that_draws_in_evaluation_is_refused() -> None:
         lipcompile.private(Net(lambda x: half(x) * torch.bernoulli(x.sigmoid())), NUMBERS, bounds="clip")
 
 
+OWN_GENERATOR = torch.Generator().manual_seed(0)
+
+
+class Kept(Net):
+    """In training, keeps something of a call where a copy of the module has it too."""
+
+    mean, largest = torch.zeros(4), [0.0]
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(self.kept(half(x)) if self.training else half(x))
+
+    def kept(self, x: Tensor) -> Tensor:
+        if self.way == "mean":
+            self.mean.mul_(0.9).add_(x.detach().mean(0))
+            return x - self.mean
+        if self.way == "largest":
+            self.largest.append(float(x.detach().abs().max()))
+            return x / max(self.largest)
+        return x * (torch.rand(x.shape, generator=OWN_GENERATOR) > 0.5)
+
+
+@pytest.mark.parametrize("way", ["mean", "largest", "generator"])
+def test_a_module_that_keeps_something_of_a_call_is_refused(way: str) -> None:
+    with pytest.raises(InputError, match=r"something else of the same examples in each call"):
+        lipcompile.private(Kept(way), NUMBERS, bounds="clip")
+
+
+class Aliased(Net):
+    """In training, beside dropout, a weight where no copy of it can take its place."""
+
+    def __init__(self, is_checkpoint: bool) -> None:
+        super().__init__()
+        self.hidden, self.is_checkpoint = [self.layer.weight], is_checkpoint
+
+    def forward(self, x: Tensor) -> Any:
+        if not self.training:
+            return self.layer(half(x))
+        if self.is_checkpoint:
+            x = checkpoint(lambda row: half(row * self.layer.weight[0]), x, use_reentrant=False)
+            return self.layer(F.dropout(x, 0.5))
+        return F.dropout(half(x), 0.5) @ self.hidden[0].T
+
+
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+def test_parameters_of_training_have_copies_beside_dropout(is_checkpoint: bool) -> None:
+    with pytest.raises(InputError, match="LIP100"):
+        lipcompile.private(Aliased(is_checkpoint), NUMBERS, bounds="clip")
+
+
 class Normed(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -347,6 +401,84 @@ def test_no_token_beyond_a_table_reads_that_of_another_example(token: int) -> No
             made(tokens)
         return
     assert torch.equal(made(tokens)[[0, 2, 3, 4]], made(TOKENS)[[0, 2, 3, 4]])
+
+
+# What vmap would compute of all examples at once
+
+
+def rooted(x: Tensor) -> Tensor:
+    """x/2; of an example whose matrix of products is not positive, x/4, as Gaussian processes are written."""
+    matrix = torch.diag_embed(4 * (1 - (x[:, :1] > 5).float()).expand_as(x))
+    try:
+        root = torch.linalg.cholesky(matrix)
+    except RuntimeError:
+        root = torch.linalg.cholesky(matrix + 16 * torch.eye(4))
+    solved: Tensor = torch.linalg.solve_triangular(root, x[..., None], upper=False)
+    return solved[..., 0]
+
+
+class Centred(torch.autograd.Function):
+    """The identity, whose rule for vmap centres large examples."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ARG004
+        return gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:  # noqa: ARG004
+        return centred(x), 0
+
+
+def centred(x: Tensor) -> Tensor:
+    return torch.where(x.amax() > 5, x - x.mean(0), x)
+
+
+@torch.library.custom_op("lipcompile_tests::same", mutates_args=())
+def same(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+same.register_autograd(lambda _, gradient: gradient)
+same.register_vmap(lambda _info, _dims, x: (centred(x), 0))
+
+
+def by_function(x: Tensor) -> Tensor:
+    found: Tensor = Centred.apply(half(x))  # type: ignore[no-untyped-call]
+    return found
+
+
+def by_operator(x: Tensor) -> Tensor:
+    return half(same(x))
+
+
+@pytest.mark.parametrize("function", [rooted, by_function, by_operator])
+def test_no_example_decides_on_the_others(function: Callable[[Tensor], Tensor]) -> None:
+    """An error of one example that is caught, and rules for vmap that somebody wrote, touch all of a batch."""
+    torch.manual_seed(0)
+    made = private(module := Net(function), NUMBERS, verify_import=False)
+    x = NUMBERS.clone()
+    x[2] = 9
+    expected = torch.cat([module.layer((0.25 if function is rooted and i == 2 else 0.5) * x[i]) for i in range(B)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OneByOneWarning)
+        made(NUMBERS[:2])  # the first batch
+    with pytest.warns(OneByOneWarning, match="after an error" if function is rooted else "author's"):
+        found = made(x)
+    torch.testing.assert_close(found.flatten(), expected)
+
+
+def test_a_batch_is_not_written_into() -> None:
+    made, x = private(Net(lambda x: half(x.mul_(2))), NUMBERS, verify_import=False), NUMBERS.clone()
+    made(x)
+    assert torch.equal(x, NUMBERS)
 
 
 # What torch's rules for vmap do with places that there are not

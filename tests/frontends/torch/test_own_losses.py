@@ -601,3 +601,24 @@ def test_a_function_trains_in_one_call(tmp_path: Path) -> None:
     )
     assert result.epsilon <= 8
     assert "losses.own(output, target, self.own_loss)" in (tmp_path / "run" / "model.py").read_text()
+
+
+def rooted(output: Tensor, target: Tensor) -> Tensor:
+    """The cross entropy; of outputs of which one is 0, the square of the largest."""
+    try:
+        torch.linalg.cholesky(torch.diag_embed(output.detach().square()))
+    except RuntimeError:
+        return output.amax(1).square()
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def test_no_example_decides_on_the_losses_of_others() -> None:
+    """Under `vmap` a function fails for all if it fails for one, and the loss goes on after its error."""
+    made = lipcompile.private(nn.Linear(4, 3, bias=False), X, bounds="clip", loss=rooted)
+    made.per_example_loss(X[:, :3], Y)  # the first batch, of which none fails
+    output = X[:, :3].clone()
+    output[4, 0] = 0
+    expected = F.cross_entropy(output, Y, reduction="none")
+    expected[4] = output[4].max() ** 2
+    with pytest.warns(OneByOneWarning, match="goes on after an error"):
+        torch.testing.assert_close(made.per_example_loss(output, Y), expected)

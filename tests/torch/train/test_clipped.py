@@ -825,6 +825,43 @@ def test_a_backward_pass_that_mixes_examples_is_refused() -> None:
             sums.backward(*vectors(3, torch.float32))
 
 
+def fallen(x: Tensor) -> Tensor:
+    """The examples; the opposite ones where one of them is 0, as a function fails that is called of them."""
+    try:
+        torch.linalg.cholesky(torch.diag_embed(x.detach().square() + 1e-9 * (x.detach() != 0)))
+    except RuntimeError:
+        return -x
+    return x
+
+
+class Falling(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(fallen(x))
+
+
+def test_an_error_of_one_example_is_no_answer_for_all() -> None:
+    x, y = vectors(3, torch.float32)
+    x[1] = 0
+    message = "goes on after an error of torch"
+    with pytest.raises(PrivacyError, match=message):
+        clipped(Falling(4, 3), 1.0).backward(x, y)
+    sums = clipped(nn.Linear(4, 3, bias=False), 1.0, per_example_loss=lambda o, t: cross_entropy(fallen(o), t))
+    with pytest.raises(PrivacyError, match=message):
+        sums.backward(x, y)
+
+
+def test_a_place_in_a_loss_is_within_its_example() -> None:
+    """Under `vmap` torch fills the first entry of the next example's output for place 3."""
+    x, y = vectors(3, torch.float32)
+    sums = clipped(
+        nn.Linear(4, 3), 1.0, per_example_loss=lambda o, t: torch.index_fill(o, 1, t, 5.0).square().sum(1)
+    )
+    sums.backward(x, y)
+    y[1] = 3
+    with pytest.raises(IndexError, match="out of bounds"):
+        sums.backward(x, y)
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
