@@ -80,13 +80,16 @@ class Checked(TorchFunctionMode):
             fails for all: what catches the error and goes on lets that example decide on the others.
         is_own: whether an autograd function, or an operator that is not of torch, was called: its rule for `vmap`
             may be its author's, and is given all examples.
+        is_seeded: whether torch's generator had another seed in between: then the draws of an example are known,
+            and under `vmap` they are those of its place, which the examples before it decide on.
     """
 
     def __init__(self, what: str) -> None:
         super().__init__()
         self._what = what
         self.is_inside = False
-        self.caught, self.is_own = "", False
+        self.caught, self.is_own, self.is_seeded = "", False, False
+        self._seed = torch.default_generator.initial_seed()
 
     def __torch_function__(
         self,
@@ -98,6 +101,7 @@ class Checked(TorchFunctionMode):
         name = getattr(func, "__name__", "").partition(".")[0]
         of_library = isinstance(func, _OF_LIBRARIES) and not str(func).startswith("aten.")
         self.is_own |= of_library or name == "custom_function_call"
+        self.is_seeded |= torch.default_generator.initial_seed() != self._seed
         try:
             return self._within(func, name, args, dict(kwargs or {}))
         except Exception as error:
@@ -107,6 +111,11 @@ class Checked(TorchFunctionMode):
     def _within(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         if name in _REACHING:
             raise ValueError(f"{self._what} calls {name}, which would reach the numbers of other examples")
+        if given.get("generator") is not None:
+            raise ValueError(
+                f"{self._what} draws from a generator of its own: what it draws for an example may be known, and "
+                "depends on the examples before it; leave the generator out, or draw constants in __init__"
+            )
         if func is F.embedding:
             return _rows(**{**dict(zip(_OF_EMBEDDING, args, strict=False)), **given})
         if name == "embedding":  # of torch, and of its library of operators, where -1 is no padding

@@ -23,6 +23,7 @@ class OneByOneWarning(UserWarning):
 
 _OWN = "it calls a torch.autograd.Function, or an operator, whose rule for vmap may be its author's"
 _HIDDEN = "it takes rows or entries by places that nobody sees, as code of torch.jit.script does"
+_SEEDED = "it seeds torch's generator, whose numbers would be those of a place in the batch"
 _OTHER = "its result, or its gradient, is another one than that of one example"
 _LOOPS: WeakKeyDictionary[Any, dict[bool, str]] = WeakKeyDictionary()
 """Why functions of these owners are computed of one example after the other, by mode; empty if `torch.vmap` is."""
@@ -67,9 +68,9 @@ def each_alone(
             checked.caught = ""
             try:
                 found = torch.vmap(function, randomness="different")(*given)
-                if not checked.caught and not checked.is_own:
+                cause = _together(checked)
+                if not cause:
                     return found
-                cause = f"it goes on after an error: {checked.caught}" if checked.caught else _OWN
             except RuntimeError as error:
                 place, cause = line_of(error), str(error).partition("\n")[0]
         found = _one_by_one(function, *given)
@@ -81,6 +82,13 @@ def each_alone(
         stacklevel=5,
     )
     return found
+
+
+def _together(checked: Checked) -> str:
+    """Return why examples may have been computed together; nothing if they were not."""
+    if checked.caught:
+        return f"it goes on after an error: {checked.caught}"
+    return _SEEDED if checked.is_seeded else _OWN if checked.is_own else ""
 
 
 def _one_by_one(function: Callable[..., Tensor], *given: Any) -> Tensor:
@@ -122,7 +130,7 @@ def _unseen(function: Callable[..., Tensor], first: Any, checked: Checked) -> st
     """Return what `Checked` does not see of two examples in both directions; nothing if it sees all it has to."""
     with suppress(Exception), _Unseen(checked) as unseen:
         _with_gradients(torch.vmap(function, randomness="different"), first)
-    return _OWN if checked.is_own else _HIDDEN if unseen.is_any else ""
+    return _OWN if checked.is_own else _SEEDED if checked.is_seeded else _HIDDEN if unseen.is_any else ""
 
 
 def _with_gradients(run: Callable[..., Tensor], given: Any) -> list[Tensor]:

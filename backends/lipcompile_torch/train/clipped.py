@@ -249,7 +249,7 @@ class ClippedGradients:
 
         with explaining(), forgetting(self.module), Checked("the module") as checked:
             rows = vmap(run, randomness="different")(copies, inputs.args, inputs.kwargs).flatten(0, 1)
-        _refuse_caught(checked, "the module")
+        _refuse_shared(checked, "the module")
         return rows
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ class ClippedGradients:
             losses: Tensor = vmap(lambda output, target: loss(output[None], target[None]), randomness="different")(
                 outputs, targets.repeat_interleave(views, 0)
             )
-        _refuse_caught(checked, "the loss")
+        _refuse_shared(checked, "the loss")
         if losses.numel() != len(outputs):
             raise PrivacyError(
                 f"the loss of one example has shape {tuple(losses.shape[1:])}: per_example_loss returns one "
@@ -459,7 +459,14 @@ class ClippedGradients:
         return max(1, min(_MOST_EXAMPLES, at_once(device, *_CHUNK_ENTRIES) // numbers))
 
 
-def _refuse_caught(checked: Checked, what: str) -> None:
+def _refuse_shared(checked: Checked, what: str) -> None:
+    """Refuse what lets one example decide on the others, under `vmap`."""
+    if checked.is_seeded:
+        raise PrivacyError(
+            f"{what} seeds torch's generator: what it draws for an example is known then, and depends on its "
+            "place in the batch, which the examples before it decide on: do not seed generators in forward() and "
+            "in the loss, as within torch.random.fork_rng()"
+        )
     if checked.caught:
         raise PrivacyError(
             f"{what} goes on after an error of torch ({checked.caught}), which one example would cause for all "

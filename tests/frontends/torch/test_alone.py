@@ -475,6 +475,44 @@ def test_no_example_decides_on_the_others(function: Callable[[Tensor], Tensor]) 
     torch.testing.assert_close(found.flatten(), expected)
 
 
+class Masked(Net):
+    """In training, masks that everyone knows, beside dropout."""
+
+    share = 0.5
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            x = F.dropout(x * self.mask(x), self.share)
+        return self.layer(half(x))
+
+    def mask(self, x: Tensor) -> Tensor:
+        if self.way == "generator":
+            return torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) + 0.5
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return torch.rand(x.shape) + 0.5
+
+
+def test_no_place_in_a_batch_has_a_mask_that_everyone_knows() -> None:
+    """An example that is left out would move those behind it to other masks."""
+    made = private(Masked("seed"), NUMBERS, verify_import=False)
+    torch.manual_seed(7)
+    with pytest.warns(OneByOneWarning, match="seeds torch's generator"):
+        made(NUMBERS)
+    made.own_network.module.share = 0.0
+    with pytest.warns(OneByOneWarning):
+        whole = made(NUMBERS)
+    with pytest.warns(OneByOneWarning):
+        torch.testing.assert_close(made(NUMBERS[1:]), whole[1:])
+    made = private(Masked("generator"), NUMBERS, verify_import=False)
+    with pytest.raises(ValueError, match="draws from a generator of its own"):
+        made(NUMBERS)
+
+
 def test_a_batch_is_not_written_into() -> None:
     made, x = private(Net(lambda x: half(x.mul_(2))), NUMBERS, verify_import=False), NUMBERS.clone()
     made(x)

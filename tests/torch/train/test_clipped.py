@@ -850,6 +850,21 @@ def test_an_error_of_one_example_is_no_answer_for_all() -> None:
         sums.backward(x, y)
 
 
+class Seeding(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            mask = torch.rand(x.shape) + 0.5
+        return super().forward(F.dropout(x * mask, 0.5))
+
+
+def test_masks_that_everyone_knows_are_refused_beside_dropout() -> None:
+    """An example that is left out would move those behind it to other masks."""
+    torch.manual_seed(7)
+    with pytest.raises(PrivacyError, match="seeds torch's generator"):
+        clipped(Seeding(4, 3), 1.0).backward(*vectors(3, torch.float32))
+
+
 def test_a_place_in_a_loss_is_within_its_example() -> None:
     """Under `vmap` torch fills the first entry of the next example's output for place 3."""
     x, y = vectors(3, torch.float32)
