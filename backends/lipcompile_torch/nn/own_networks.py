@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,10 @@ class OwnNetwork(Protocol):
     def parameters(self) -> Collection[str]:
         """Their names in `module.named_parameters`, in the order of the operands; complex ones come as pairs."""
         ...
+
+
+_ONE_PASS = RLock()
+"""A pass has its own weights and attributes in a network, so no other thread's may begin meanwhile."""
 
 
 def zeros(x: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -79,7 +84,7 @@ def own_network(network: OwnNetwork | None, training: bool, size: tuple[int, ...
         with _in_mode(network.module, training=False):
             return of_one(arguments, parameters)
 
-    with _in_mode(network.module, training):
+    with _ONE_PASS, _in_mode(network.module, training):
         return each_alone(
             of_one, given, copies, what="the network", owner=network, calm=calm, is_training=training
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -511,6 +512,33 @@ def test_no_place_in_a_batch_has_a_mask_that_everyone_knows() -> None:
     made = private(Masked("generator"), NUMBERS, verify_import=False)
     with pytest.raises(ValueError, match="draws from a generator of its own"):
         made(NUMBERS)
+
+
+class Waiting(Net):
+    """Waits for a second pass to begin, but not for long."""
+
+    second, inside, most = threading.Event(), 0, 0
+
+    def forward(self, x: Tensor) -> Any:
+        Waiting.inside += 1
+        Waiting.most = max(Waiting.most, Waiting.inside)
+        if Waiting.inside > 1:
+            self.second.set()
+        self.second.wait(0.2)
+        Waiting.inside -= 1
+        return self.layer(half(x))
+
+
+def test_passes_of_threads_do_not_overlap() -> None:
+    """One that begins within another would leave it the weights and attributes of its own examples."""
+    made = private(Waiting(), NUMBERS, verify_import=False)
+    made(NUMBERS)
+    threads = [threading.Thread(target=torch.no_grad()(made), args=(NUMBERS,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Waiting.most == 1
 
 
 def test_a_batch_is_not_written_into() -> None:
