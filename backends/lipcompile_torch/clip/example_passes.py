@@ -76,6 +76,7 @@ class Checked(TorchFunctionMode):
     of places that are no numbers outside of its tensors.
 
     Attributes:
+        depth: how many calls of functions of torch are under way, each within the one before it.
         caught: the error of a function of torch, or empty. Under `vmap` a function that fails for one example
             fails for all: what catches the error and goes on lets that example decide on the others.
         is_own: whether an autograd function, or an operator that is not of torch, was called: its rule for `vmap`
@@ -87,7 +88,7 @@ class Checked(TorchFunctionMode):
     def __init__(self, what: str) -> None:
         super().__init__()
         self._what = what
-        self.is_inside = False
+        self.depth = 0
         self.caught, self.is_own, self.is_seeded = "", False, False
         self._seed = torch.default_generator.initial_seed()
 
@@ -102,11 +103,14 @@ class Checked(TorchFunctionMode):
         of_library = isinstance(func, _OF_LIBRARIES) and not str(func).startswith("aten.")
         self.is_own |= of_library or name == "custom_function_call"
         self.is_seeded |= torch.default_generator.initial_seed() != self._seed
+        self.depth += 1
         try:
             return self._within(func, name, args, dict(kwargs or {}))
         except Exception as error:
             self.caught = str(error).partition("\n")[0] or type(error).__name__
             raise
+        finally:
+            self.depth -= 1
 
     def _within(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         if name in _REACHING:
@@ -122,12 +126,8 @@ class Checked(TorchFunctionMode):
             named = {**dict(zip(_OF_OPERATOR, args, strict=False)), **given}
             padding = named.get("padding_idx", -1)
             return _rows(named["indices"], named["weight"], padding if padding >= 0 else None)
-        if name in ("index_fill", "index_fill_"):
-            self.is_inside = True
-            try:
-                return (_filled if name == "index_fill" else func)(*args, **given)
-            finally:
-                self.is_inside = False
+        if name == "index_fill":
+            return _filled(*args, **given)
         if name.startswith("grid_sample"):
             named = {**dict(zip(("input", "grid"), args, strict=False)), **given}
             grid = named.pop("grid").nan_to_num(-1.0).clamp(-_FAR, _FAR)

@@ -22,7 +22,7 @@ class OneByOneWarning(UserWarning):
 
 
 _OWN = "it calls a torch.autograd.Function, or an operator, whose rule for vmap may be its author's"
-_HIDDEN = "it takes rows or entries by places that nobody sees, as code of torch.jit.script does"
+_HIDDEN = "nobody sees what torch.jit.script compiled"
 _SEEDED = "it seeds torch's generator, whose numbers would be those of a place in the batch"
 _OTHER = "its result, or its gradient, is another one than that of one example"
 _LOOPS: WeakKeyDictionary[Any, dict[bool, str]] = WeakKeyDictionary()
@@ -127,9 +127,9 @@ def _runs(batched: Callable[..., Tensor], first: Any) -> bool:
 
 
 def _unseen(function: Callable[..., Tensor], first: Any, checked: Checked) -> str:
-    """Return what `Checked` does not see of two examples in both directions; nothing if it sees all it has to."""
+    """Return what `Checked` does not see of two examples, or would see in vain; nothing if it sees all."""
     with suppress(Exception), _Unseen(checked) as unseen:
-        _with_gradients(torch.vmap(function, randomness="different"), first)
+        torch.vmap(function, randomness="different")(*first)
     return _OWN if checked.is_own else _SEEDED if checked.is_seeded else _HIDDEN if unseen.is_any else ""
 
 
@@ -165,8 +165,8 @@ _ROUNDED = 1e-2  # by which half precision may move numbers
 
 
 class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes calls that `Checked` never lets through, on the numbers of all examples: of functions that
-    `torch.jit.script` made, and in backward passes of `torch.autograd.Function`.
+    """Notes operations that no function of torch has called which `Checked` sees: those that `torch.jit.script`
+    compiled.
     """
 
     def __init__(self, checked: Checked) -> None:
@@ -176,10 +176,5 @@ class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        name = func.overloadpacket.__name__
-        if name in _NEVER_CALLED or (name == "index_fill_" and not self._checked.is_inside):
-            self.is_any = True
+        self.is_any |= not self._checked.depth
         return func(*args, **(kwargs or {}))
-
-
-_NEVER_CALLED = ("embedding", "embedding_dense_backward", "embedding_renorm_")

@@ -407,15 +407,25 @@ def test_no_token_beyond_a_table_reads_that_of_another_example(token: int) -> No
 # What vmap would compute of all examples at once
 
 
-def rooted(x: Tensor) -> Tensor:
+def root_of(matrix: Tensor) -> Tensor:
+    root: Tensor = torch.linalg.cholesky(matrix)
+    return root
+
+
+def rooted(x: Tensor, root_of: Callable[[Tensor], Tensor] = root_of) -> Tensor:
     """x/2; of an example whose matrix of products is not positive, x/4, as Gaussian processes are written."""
     matrix = torch.diag_embed(4 * (1 - (x[:, :1] > 5).float()).expand_as(x))
     try:
-        root = torch.linalg.cholesky(matrix)
+        root = root_of(matrix)
     except RuntimeError:
-        root = torch.linalg.cholesky(matrix + 16 * torch.eye(4))
+        root = root_of(matrix + 16 * torch.eye(4))
     solved: Tensor = torch.linalg.solve_triangular(root, x[..., None], upper=False)
     return solved[..., 0]
+
+
+def scripted() -> Callable[[Tensor], Tensor]:
+    root = torch.jit.script(root_of)
+    return lambda x: rooted(x, root)
 
 
 class Centred(torch.autograd.Function):
@@ -460,18 +470,28 @@ def by_operator(x: Tensor) -> Tensor:
     return half(same(x))
 
 
-@pytest.mark.parametrize("function", [rooted, by_function, by_operator])
-def test_no_example_decides_on_the_others(function: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: rooted, "after an error"),
+        (scripted, "nobody sees"),
+        (lambda: by_function, "author's"),
+        (lambda: by_operator, "author's"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_no_example_decides_on_the_others(make: Callable[[], Callable[[Tensor], Tensor]], reason: str) -> None:
     """An error of one example that is caught, and rules for vmap that somebody wrote, touch all of a batch."""
     torch.manual_seed(0)
-    made = private(module := Net(function), NUMBERS, verify_import=False)
+    made = private(module := Net(make()), NUMBERS, verify_import=False)
     x = NUMBERS.clone()
     x[2] = 9
-    expected = torch.cat([module.layer((0.25 if function is rooted and i == 2 else 0.5) * x[i]) for i in range(B)])
+    factors = [0.25 if i == 2 and reason != "author's" else 0.5 for i in range(B)]
+    expected = torch.cat([module.layer(factor * row) for factor, row in zip(factors, x, strict=True)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OneByOneWarning)
         made(NUMBERS[:2])  # the first batch
-    with pytest.warns(OneByOneWarning, match="after an error" if function is rooted else "author's"):
+    with pytest.warns(OneByOneWarning, match=reason):
         found = made(x)
     torch.testing.assert_close(found.flatten(), expected)
 
