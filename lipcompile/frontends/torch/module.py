@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import ModelProto
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.nn import Embedding, Module
 from torch.nn.modules.batchnorm import _NormBase
@@ -387,6 +388,11 @@ class ModuleRun:
                 (output,) = torch.utils._pytree.tree_leaves(self.module(*args, **kwargs))
         except Exception as error:
             raise OriginalError(f"the module fails: {summary(error)}") from None
+        if isinstance(output, FakeTensor):
+            raise OriginalError(
+                "the module has kept a tensor of its trace, without numbers, where no copy of it is taken back, "
+                "as functools.lru_cache does: clear this cache before you call your module again"
+            )
         return np.asarray(output.detach().double().cpu().numpy())
 
 

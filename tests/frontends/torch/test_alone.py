@@ -7,6 +7,7 @@ import json
 import threading
 import warnings
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,24 @@ def test_nothing_of_a_trace_is_left_in_a_module() -> None:
     made = private(module, NUMBERS, verify_import=False)
     assert module.last is None
     torch.testing.assert_close(made(NUMBERS), module.layer(half(NUMBERS)))
+
+
+class Cached(Net):
+    """Keeps a tensor for each module that it was called of."""
+
+    @lru_cache  # noqa: B019  (as people write it)
+    def factors(self, count: int) -> Tensor:
+        return self.layer.weight.abs().mean() * torch.ones(count)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(half(x) * self.factors(4))
+
+
+def test_a_tensor_of_a_trace_in_a_cache_of_the_class_is_no_error() -> None:
+    """The check of the import meets it, and says so where notes are printed."""
+    made = private(module := Cached(), NUMBERS)
+    Cached.factors.cache_clear()
+    torch.testing.assert_close(made(NUMBERS), module(NUMBERS))
 
 
 @pytest.mark.filterwarnings("ignore:.*one example at a time")
