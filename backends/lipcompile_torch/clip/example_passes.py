@@ -117,8 +117,8 @@ class Checked(TorchFunctionMode):
             raise ValueError(f"{self._what} calls {name}, which would reach the numbers of other examples")
         if given.get("generator") is not None:
             raise ValueError(
-                f"{self._what} draws from a generator of its own: what it draws for an example may be known, and "
-                "depends on the examples before it; leave the generator out, or draw constants in __init__"
+                f"{self._what} draws from a generator of its own: somebody may know the numbers of an example, "
+                "and the examples before it decide on them; leave the generator out, or draw constants in __init__"
             )
         if func is F.embedding:
             return _rows(**{**dict(zip(_OF_EMBEDDING, args, strict=False)), **given})

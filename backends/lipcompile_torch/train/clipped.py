@@ -463,8 +463,8 @@ def _refuse_shared(checked: Checked, what: str) -> None:
     """Refuse what lets one example decide on the others, under `vmap`."""
     if checked.is_seeded:
         raise PrivacyError(
-            f"{what} seeds torch's generator: what it draws for an example is known then, and depends on its "
-            "place in the batch, which the examples before it decide on: do not seed generators in forward() and "
+            f"{what} seeds torch's generator: then everyone knows the numbers of an example, and its place in the "
+            "batch chooses them, which the examples before it decide on: do not seed generators in forward() and "
             "in the loss, as within torch.random.fork_rng()"
         )
     if checked.caught:
