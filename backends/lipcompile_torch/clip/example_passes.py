@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lipcompile_privacy.errors import PrivacyError
 from torch import Tensor, nn
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
@@ -79,8 +79,8 @@ class Checked(TorchFunctionMode):
         depth: how many calls of functions of torch are under way, each within the one before it.
         caught: the error of a function of torch, or empty. Under `vmap` a function that fails for one example
             fails for all: what catches the error and goes on lets that example decide on the others.
-        is_own: whether an autograd function, or an operator that is not of torch, was called: its rule for `vmap`
-            may be its author's, and is given all examples.
+        is_own: whether code that nobody sees may have been given all examples: autograd functions, operators that
+            are not of torch, operators that call functions of Python, and classes of tensors.
         is_seeded: whether torch's generator had another seed in between: then the draws of an example are known,
             and under `vmap` they are those of its place, which the examples before it decide on.
     """
@@ -101,7 +101,8 @@ class Checked(TorchFunctionMode):
     ) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0]
         of_library = isinstance(func, _OF_LIBRARIES) and not str(func).startswith("aten.")
-        self.is_own |= of_library or name == "custom_function_call"
+        of_class = any(not kind.__module__.startswith("torch") for kind in types)
+        self.is_own |= of_library or of_class
         self.is_seeded |= torch.default_generator.initial_seed() != self._seed
         self.depth += 1
         try:
@@ -144,7 +145,7 @@ _REACHING = (
     *("resize_", "resize_as_", "set_", "_reshape_alias", "_reshape_alias_copy"),
     *("embedding_backward", "embedding_dense_backward"),
 )
-_OF_LIBRARIES = (OpOverload, OpOverloadPacket)
+_OF_LIBRARIES = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 _OF_EMBEDDING = ("input", "weight", "padding_idx", "max_norm")
 _OF_OPERATOR = ("weight", "indices", "padding_idx")
 _FAR = 1e4  # in the place of infinity, where the edges of an image are at -1 and 1

@@ -21,7 +21,7 @@ class OneByOneWarning(UserWarning):
     """A function is computed of one example after the other."""
 
 
-_OWN = "it calls a torch.autograd.Function, or an operator, whose rule for vmap may be its author's"
+_OWN = "it calls a torch.autograd.Function, or another operator, whose rule for vmap may be its author's"
 _HIDDEN = "nobody sees what torch.jit.script compiled"
 _SEEDED = "it seeds torch's generator, whose numbers would be those of a place in the batch"
 _OTHER = "its result, or its gradient, is another one than that of one example"

@@ -480,6 +480,22 @@ same.register_autograd(lambda _, gradient: gradient)
 same.register_vmap(lambda _info, _dims, x: (centred(x), 0))
 
 
+class Rooted(Tensor):
+    """Tensors whose Cholesky factor is that of the unit matrix where there is none."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            unit = torch.eye(4).expand_as(args[0])
+            return super().__torch_function__(func, types, (unit,))  # type: ignore[no-untyped-call]
+
+
+def by_class(x: Tensor) -> Tensor:
+    return rooted(x, lambda matrix: root_of(matrix.as_subclass(Rooted)).as_subclass(Tensor))
+
+
 def by_function(x: Tensor) -> Tensor:
     found: Tensor = Centred.apply(half(x))  # type: ignore[no-untyped-call]
     return found
@@ -495,6 +511,7 @@ def by_operator(x: Tensor) -> Tensor:
         (lambda: rooted, "after an error"),
         (scripted, "nobody sees"),
         (lambda: by_function, "author's"),
+        (lambda: by_class, "author's"),
         (lambda: by_operator, "author's"),
     ],
 )
@@ -505,7 +522,8 @@ def test_no_example_decides_on_the_others(make: Callable[[], Callable[[Tensor], 
     made = private(module := Net(make()), NUMBERS, verify_import=False)
     x = NUMBERS.clone()
     x[2] = 9
-    factors = [0.25 if i == 2 and reason != "author's" else 0.5 for i in range(B)]
+    of_two = {"after an error": 0.25, "nobody sees": 0.25, "author's": 1.0 if make() is by_class else 0.5}[reason]
+    factors = [of_two if i == 2 else 0.5 for i in range(B)]
     expected = torch.cat([module.layer(factor * row) for factor, row in zip(factors, x, strict=True)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OneByOneWarning)
