@@ -61,6 +61,7 @@ _AGREES, _ROUNDED = 1e-3, 0.1  # shares of the largest number of a tensor, and o
 _ROUNDINGS = 4  # by which sums in half precision may differ
 _SPREAD = 10.0  # of large numbers
 _SEED = 0
+_STATE = "the module computes something else of the same examples in each call, with equal random numbers"
 
 
 class NoFunctionError(Exception):
@@ -317,13 +318,14 @@ def _compare(network: Network, module: Module, tokens: Sequence[int], *, may_dra
     In training mode nothing is dropped, and random numbers are their means. Examples are not compared with
     themselves alone if the module draws others, and may do so.
     """
-    with means(of_all=True) if module.training else nullcontext():
-        seen = list[tuple[list[Tensor], list[Tensor]]]()
-        for rows in _rows_that_work(network, module, tokens):
+    seen = list[tuple[list[Tensor], list[Tensor]]]()
+    for rows in _rows_that_work(network, module, tokens):  # which are random ones, and no means
+        with means(of_all=True) if module.training else nullcontext():
             seen.append((rows, _seeded(network, module, [rows])))
             if _compare_rows(network, module, *seen[-1], may_draw=may_draw):
                 _compare_sizes(network, module, rows)
-        rows, whole = seen[0]
+    rows, whole = seen[0]
+    with means(of_all=True) if module.training else nullcontext():
         if not _alike(whole, _seeded(network, module, [rows])):
             raise _stateful()
 
@@ -375,12 +377,11 @@ def _mixing() -> Untraceable:
 
 
 def _stateful() -> Untraceable:
-    message = "the module computes something else of the same examples in each call, with equal random numbers"
     help_line = (
         "keep nothing of a call in class attributes, globals, closures or default arguments, and draw random "
         "numbers without generators of your own"
     )
-    return untraceable("LIP108", message, help_line, None)
+    return untraceable("LIP108", _STATE, help_line, None)
 
 
 def _seeded(

@@ -88,6 +88,8 @@ class _Means(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         drawn, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         given = arguments(func, args, kwargs or {})
+        if self._of_all and given.get("generator") is not None:  # of somebody's own: it is seen to move on
+            return drawn
         if name in _NORMAL:
             drawn.copy_(torch.as_tensor(given.get("mean", 0.0)))
         elif self._of_all and name in _ONES:

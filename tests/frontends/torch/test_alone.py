@@ -566,9 +566,10 @@ def test_no_place_in_a_batch_has_a_mask_that_everyone_knows() -> None:
         whole = made(NUMBERS)
     with pytest.warns(OneByOneWarning):
         torch.testing.assert_close(made(NUMBERS[1:]), whole[1:])
-    made = private(Masked("generator"), NUMBERS, verify_import=False)
+    with pytest.raises(InputError, match="LIP108"):
+        lipcompile.private(Masked("generator"), NUMBERS, bounds="clip")
     with pytest.raises(ValueError, match="draws from a generator of its own"):
-        made(NUMBERS)
+        alone_of(lambda x: x * torch.rand(x.shape, generator=OWN_GENERATOR), NUMBERS)
 
 
 class Waiting(Net):
