@@ -21,8 +21,9 @@ from lipcompile.diagnostics import input_error
 from lipcompile.reports.console import show
 
 if TYPE_CHECKING:
+    from lipcompile.cli.shared.privacy import Question
     from lipcompile.core.derivation import Analysis, Derivation
-    from lipcompile.frontends.options import Loaded, ModelOptions
+    from lipcompile.frontends.options import ModelOptions
     from lipcompile.reports.document import Document, Privacy
     from lipcompile.reports.rows import Measured
 
@@ -51,28 +52,37 @@ def report(
     The report of a rejected model has its diagnostics. If the bound is far above the gradients of random examples
     at the initial weights, the report warns and shows these gradients beside the noise. Changes are ranked by
     signal over noise. The curves of ε need two of ε, noise multiplier and steps; the `train` block of MODEL
-    supplies what is not given.
+    supplies what is not given. MODEL may be a folder that `train` wrote: the curve is that of its ledger, and
+    gradients are not measured.
 
     \b
     Examples:
       lipcompile report model.lip -o report.html
       lipcompile report model.lip --layer dense.weight
+      lipcompile report run -o report.html
     """
     from lipcompile import pipeline
     from lipcompile.analysis.usefulness import judged
+    from lipcompile.cli.shared import runs
     from lipcompile.cli.shared.curves import asked
+    from lipcompile.cli.shared.signals import measurable
 
+    run = Path(model) if Path(model).is_dir() else None
     _check(model, output, layer)
-    if output is not None and not has_plan(model):
+    if run is not None:
+        _refuse_options(run, options, {**given, "delta": None, "public_data": public_data})
+    elif output is not None and not has_plan(model):
         asked(given, {})  # what is missing is said before minutes are spent on the model
-    loaded = pipeline.load(model, options)
+    loaded = pipeline.load(model, options) if run is None else runs.load(run)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
     if output is None:
         complain(serious(derivation.diagnostics))
     if layer is not None and derivation.analysis is not None:
         _print_closed_forms(derivation.analysis, layer)
     if output is not None:
-        found = _document(derivation, loaded, given, public_data, allow_vacuous=allow_vacuous)
+        question = asked(given, planned(loaded)) if run is None else runs.spent(run, given)
+        measure = run is None and measurable()  # the weights that a run began with are in no certificate
+        found = _document(derivation, question, public_data, measure=measure, allow_vacuous=allow_vacuous)
         derivation = found.derivation
         complain(serious(derivation.diagnostics))
         write_text(output, import_module(f"lipcompile.reports.{_RENDERINGS[output.suffix.lower()]}").render(found))
@@ -91,6 +101,15 @@ def _check(model: str, output: Path | None, layer: str | None) -> None:
     refuse_source(model, output)
 
 
+def _refuse_options(run: Path, options: ModelOptions, others: Mapping[str, Any]) -> None:
+    from lipcompile.frontends.options import ModelOptions
+
+    said = replace(options, limits=ModelOptions().limits) != ModelOptions()
+    if said or any(value is not None for value in others.values()):
+        message = f"`{run}` is a folder of `train`, whose model and training are what they were"
+        raise click.UsageError(f"{message}: of their options, only --delta is possible")
+
+
 def _print_closed_forms(analysis: Analysis, name: str) -> None:
     from lipcompile.ops.schema import suggest
     from lipcompile.reports.closed_forms import closed_forms, subjects
@@ -103,24 +122,24 @@ def _print_closed_forms(analysis: Analysis, name: str) -> None:
 
 
 def _document(
-    derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], public: Path | None, *, allow_vacuous: bool
+    derivation: Derivation, question: Question | None, public: Path | None, *, measure: bool, allow_vacuous: bool
 ) -> Document:
     from lipcompile.analysis.changes import changes
     from lipcompile.analysis.depth.regimes import curves
-    from lipcompile.cli.shared.curves import asked, privacy
+    from lipcompile.cli.shared.curves import privacy
     from lipcompile.cli.shared.signals import gains
     from lipcompile.cli.shared.verdicts import exceeded
     from lipcompile.reports.document import document
 
-    question = asked(given, planned(loaded))
     if derivation.analysis is None:
         return document(derivation)
     graph, depth = derivation.analysis.graph, derivation.analysis.depth
     analysis = replace(derivation.analysis, depth=curves(graph, depth))
     with CountWatch("changes") as watch:
-        suggestions = changes(graph, watch, gains(graph, derivation.source.network))
+        suggestions = changes(graph, watch, gains(graph, derivation.source.network) if measure else None)
     epsilon = None if question is None else privacy(question)
-    signal = _signal(derivation, epsilon, None if question is None else question.batch_size, public)
+    batch = None if question is None else question.batch_size
+    signal = _signal(derivation, epsilon, batch, public) if measure else None
     derivation = exceeded(derivation, signal and signal.signals, allow_vacuous=allow_vacuous)
     return document(
         replace(derivation, analysis=analysis), suggestions=suggestions, privacy=epsilon, signal=signal
@@ -131,11 +150,9 @@ def _signal(
     derivation: Derivation, epsilon: Privacy | None, batch: int | None, public: Path | None
 ) -> Measured | None:
     """Measure gradients beside the noise of the training asked for, else of multiplier 1 and batches of 512."""
-    from lipcompile.cli.shared.signals import measurable, signals
+    from lipcompile.cli.shared.signals import signals
     from lipcompile.reports.rows import Measured
 
-    if not measurable():
-        return None
     noise = (1.0 if epsilon is None else epsilon.noise_multiplier, batch or 512)
     found = signals(derivation, find(), *noise, public)
     return None if found is None else Measured(found, *noise)

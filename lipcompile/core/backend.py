@@ -176,6 +176,9 @@ class Training(Protocol):
     def train(self, module: Any, data: Any, config: Any, report: Any = None) -> Any:
         """Train within a budget; return accuracy, ε, steps and files."""
 
+    def read_checkpoint(self, path: Path) -> Any:
+        """Return what a training has saved: weights, and its place in the ledger; raises CheckpointError."""
+
 
 class Backend(Protocol):
     """Turns derivations into programs and runs them. Importing a backend must not import its framework."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+from lipcompile_privacy.accounting import Mechanism, NeighbouringRelation
+from lipcompile_torch.train.ledger import Ledger
 
 from lipcompile import __main__
 from lipcompile.cli.shared.progress import CountWatch
@@ -229,6 +233,79 @@ def test_without_options_there_is_no_curve_and_the_report_says_what_gives_one() 
     for suffix in SUFFIXES[:3]:
         assert run(f"model.lip -o out.{suffix}") == 0
         assert "noise-multiplier" in Path(f"out.{suffix}").read_text(encoding="utf-8").replace("{}", "")
+
+
+# Runs
+
+
+def train(options: str = "") -> None:
+    """Take 2 steps of all 40 examples, which are two Gaussian mechanisms."""
+    x = np.random.default_rng(0).standard_normal((40, 4))
+    y = np.sign(x[:, 0])
+    np.savez("data.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
+    options = f"--batch-size 40 --accountant rdp --output run {options}"
+    assert __main__.run(["train", "planned.lip", "--data", "data.npz", *shlex.split(options)]) == 0
+
+
+def test_a_run_has_the_bounds_of_its_model_and_the_epsilon_of_its_ledger() -> None:
+    """Two Gaussian mechanisms of σ are one of σ / √2; its δ at ε is exact (Balle and Wang 2018, Theorem 8)."""
+    train()
+    found, model = written("run"), written("planned.lip")
+    for key in ("parameters", "total", "layers", "depth"):
+        assert found[key] == model[key]
+    assert found["model"] == {**model["model"], "source": "run/model.py"}
+    assert found["signal"] is None  # no certificate has the weights that the run began with
+    privacy = found["privacy"]
+    assert (privacy["steps"], privacy["sampling_rate"], privacy["delta"]) == (2, 1.0, 1e-4)
+    last = privacy["accountants"]["pld"]["curve"][-1]
+    sigma = privacy["noise_multiplier"] / math.sqrt(2)
+    assert last["steps"] == 2
+    assert gaussian_delta(last["epsilon"], sigma) == pytest.approx(1e-4, rel=1e-3)
+    asked = written("run --delta 1e-3")["privacy"]["accountants"]["pld"]["curve"][-1]["epsilon"]
+    assert gaussian_delta(asked, sigma) == pytest.approx(1e-3, rel=1e-3)
+
+
+def gaussian_delta(epsilon: float, sigma: float) -> float:
+    def phi(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    return phi(0.5 / sigma - epsilon * sigma) - math.exp(epsilon) * phi(-0.5 / sigma - epsilon * sigma)
+
+
+@pytest.mark.parametrize("why", ["other charges", "a seed", "no checkpoint"])
+def test_a_run_whose_ledger_charges_something_else_has_no_curve(why: str, capsys: Capture) -> None:
+    train("--seed 0" if why == "a seed" else "")
+    if why == "other charges":
+        ledger = Ledger("run/ledger.jsonl", NeighbouringRelation.ADD_REMOVE, 40)
+        ledger.declare(other := Mechanism(0.5, 1.0))
+        ledger.record_step(other)
+        ledger.close()
+    if why == "no checkpoint":
+        Path("run/checkpoint.pt").unlink()
+    capsys.readouterr()
+    assert written("run")["privacy"] is None
+    reasons = {
+        "a seed": "a seed was fixed",
+        "no checkpoint": "no checkpoint",
+        "other charges": "rounds were broken off",
+    }
+    assert f"no curve of ε: {reasons[why]}" in (err := capsys.readouterr().err)
+    assert "see lipcompile ledger run" in err
+
+
+def test_a_folder_that_is_no_run_is_told_what_it_lacks(capsys: Capture) -> None:
+    Path("empty").mkdir()
+    assert run("empty -o out.md") == 2
+    assert "the folder `empty` has no model.py" in (err := capsys.readouterr().err)
+    assert "give the folder that `lipcompile train --output DIR` wrote" in err
+    Path("empty/model.npz").touch()
+    assert run("empty -o out.md") == 2
+    assert "the model of a table has the page empty/report.html" in capsys.readouterr().err
+    Path("empty/model.py").write_text("class Model: pass")
+    assert run("empty -o out.md") == 2
+    assert "`empty/model.py` has no certificate" in capsys.readouterr().err
+    assert run("empty -o out.md --epsilon 3") == 2
+    assert "only --delta is possible" in capsys.readouterr().err
 
 
 # Closed forms

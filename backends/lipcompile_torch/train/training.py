@@ -21,7 +21,8 @@ from ..augmentation import Augmentation
 from ..averaging import LastWeights
 from ..noise.mechanism import Allocation
 from .certificate import certificate_of
-from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
+from .checkpoint import Checkpoint, CheckpointError, restore, save_checkpoint
+from .checkpoint import read_checkpoint as read_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine
 from .features import fill_features, room_for_features, worth_keeping

@@ -15,7 +15,7 @@ from lipcompile_privacy.errors import CheckpointError, DataError
 
 from lipcompile.analysis.tokens import vocabulary
 from lipcompile.cli.shared.output import complain
-from lipcompile.core.backend import Backend, instantiate
+from lipcompile.core.backend import Backend, find, instantiate
 from lipcompile.core.graph import Graph
 from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
@@ -143,6 +143,19 @@ def with_weights(path: Path, weights: Path | None, backend: Backend) -> Trained:
         raise input_error("LIP513", "no weights were given", "use --weights run/checkpoint.pt, or a state dict")
     _find_network(found)
     return found
+
+
+def saved_in(folder: Path) -> Any:
+    """Return the checkpoint of a folder of `train`; None without one. Raises InputError (LIP513)."""
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        return None
+    try:
+        return find().training.read_checkpoint(path)
+    except CheckpointError as error:
+        raise input_error("LIP513", str(error)) from None
+    except OSError as error:
+        raise input_error("LIP513", f"`{path}` cannot be read: {error.strerror or error}") from None
 
 
 def _find_network(found: Trained) -> None:
