@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,8 +16,9 @@ from lipcompile_privacy.ledger import LedgerRecord, read_ledger
 from rich.console import RenderableType
 
 from lipcompile.cli.shared.arguments import PATH, format_option
-from lipcompile.cli.shared.output import print_found
-from lipcompile.diagnostics import InputError, input_error
+from lipcompile.cli.shared.inputs import CHECKPOINT, LEDGER, saved_in
+from lipcompile.cli.shared.output import complain, print_found
+from lipcompile.diagnostics import InputError, Severity, input_error
 from lipcompile.numbers.rounding import upward
 from lipcompile.reports.console import BAD, CAUTION, printable, styled, table
 
@@ -36,8 +39,9 @@ def ledger(file: Path, delta: float | None, accountant: Accountant | None, form:
     """Print the budget spent so far by the ledger FILE, or by that in the folder FILE. The ledger is not changed.
 
     The output lists the charges, and ε by each accountant. The command also reads a running training. δ is a
-    tenth of one over the number of examples if the ledger does not know it. The exit code is 1 if no accountant
-    has an ε for what was charged, 2 if the ledger cannot be trusted.
+    tenth of one over the number of examples if the ledger does not know it. The checkpoint of a folder is looked
+    up in its ledger. The exit code is 1 if no accountant has an ε for what was charged, 2 if the ledger cannot be
+    trusted.
 
     \b
     Examples:
@@ -46,13 +50,30 @@ def ledger(file: Path, delta: float | None, accountant: Accountant | None, form:
     """
     from lipcompile.exporting import delta_of
 
-    path = file / "ledger.jsonl" if file.is_dir() else file
+    path = file / LEDGER if file.is_dir() else file
+    saved = _saved(file) if file.is_dir() else None  # first: the ledger of a running training is ahead of it
     record = read_record(path)
+    if saved is not None and saved.ledger_head not in record.hashes:
+        message = f"`{file / CHECKPOINT}`, of {saved.steps} steps, was saved at a line that `{path}` lacks"
+        help_line = "lines were lost, or it is the ledger of another run: find the one of these weights"
+        raise input_error("LIP405", message, help_line)
     chosen = delta_of(delta, record)
     asked = _ACCOUNTANTS if accountant is None else (accountant,)
     spent: dict[str, _Spent] = {name: _spent(record, chosen, name) for name in asked}
-    print_found(form, _report(path, record, chosen, spent), _text(path, record, chosen, spent))
+    steps = None if saved is None else saved.steps
+    print_found(form, _report(path, record, chosen, spent, steps), _text(path, record, chosen, spent, steps))
     return 0 if any(found["epsilon"] is not None for found in spent.values()) else 1
+
+
+def _saved(folder: Path) -> Any:
+    """Return the checkpoint of a folder; None if there is none, if torch is missing, or if it is damaged."""
+    if find_spec("torch") is None:
+        return None
+    try:
+        return saved_in(folder)
+    except InputError as error:
+        complain([replace(one, severity=Severity.WARNING) for one in error.diagnostics])
+        return None
 
 
 def read_record(path: Path) -> LedgerRecord:
@@ -82,7 +103,9 @@ def _spent(record: LedgerRecord, delta: float, accountant: Accountant) -> _Spent
     return {"epsilon": epsilon, "note": None}
 
 
-def _report(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent]) -> dict[str, Any]:
+def _report(
+    path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent], saved: int | None
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "ledger": str(path),
@@ -94,6 +117,7 @@ def _report(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, 
         "dataset_size": record.dataset_size,
         "delta": delta,
         "steps": record.total_steps,
+        "checkpoint": None if saved is None else {"steps": saved},
         "charged": [
             {"release": release.fields(), "charges": record.charges[release], "steps": record.steps[release]}
             for release in record.declared
@@ -102,9 +126,13 @@ def _report(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, 
     }
 
 
-def _text(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent]) -> Iterator[RenderableType]:
+def _text(
+    path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent], saved: int | None
+) -> Iterator[RenderableType]:
     yield styled(f"{printable(str(path))}: {len(record.hashes)} lines, no line changed or missing between them")
     yield styled(f"{record.dataset_size} examples, neighbours {record.relation.value}, {record.total_steps} steps")
+    if saved is not None:
+        yield styled(f"{CHECKPOINT} was saved under this ledger, after {saved} of these steps")
     if record.interrupted:
         yield styled(("the last line is incomplete: the charge that it may hold is counted", CAUTION))
     if record.seeded:

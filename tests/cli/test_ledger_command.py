@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lipcompile_privacy.accounting import (
     Mechanism,
     NeighbouringRelation,
@@ -199,6 +200,35 @@ def test_the_folder_of_a_run_and_a_ledger_in_use_can_be_read(tmp_path: Path, cap
     assert run(f"{tmp_path} --accountant rdp") == 0
     assert "3 steps" in capsys.readouterr().out
     running.close()
+
+
+def test_the_checkpoint_of_a_folder_is_looked_up_in_its_ledger(tmp_path: Path, capsys: Capture) -> None:
+    """The ledger goes on after a checkpoint; one whose last line is lost does not cover its weights."""
+    path = write(POISSON)
+    head = json.loads(path.read_text().splitlines()[-1])["hash"]
+    saved = {"steps": 2, "ledger_head": head, "notes": {}, "certificate": None, "states": {}}
+    torch.save({"schema": "lipcompile.checkpoint/2", **saved}, "checkpoint.pt")
+    assert run(f"{tmp_path} --accountant rdp") == 0
+    said = ", {} steps\ncheckpoint.pt was saved under this ledger, after 2 of these steps\n"
+    assert said.format(2) in capsys.readouterr().out
+    cut = path.read_bytes().rpartition(b"\n{")[0] + b"\n"
+    ledger = Ledger(path, ADD, 100)
+    ledger.record_step(POISSON)
+    ledger.close()
+    assert run(f"{tmp_path} --accountant rdp") == 0
+    assert said.format(3) in capsys.readouterr().out
+    assert run(f"{tmp_path} --accountant rdp --format json") == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == {"steps": 2}
+    assert reported(capsys, "--accountant rdp")["checkpoint"] is None  # of the file alone
+    path.write_bytes(cut)
+    assert "`" + str(tmp_path / "checkpoint.pt") + "`, of 2 steps" in refused(
+        f"{tmp_path} --accountant rdp", capsys
+    )
+    Path("checkpoint.pt").write_bytes(b"no archive")
+    assert run(f"{tmp_path} --accountant rdp") == 0
+    out, err = capsys.readouterr()
+    assert "warning[LIP513]" in err
+    assert "1 steps" in out
 
 
 def refused(arguments: str, capsys: Capture, code: str = "LIP405") -> str:
