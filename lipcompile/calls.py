@@ -118,10 +118,14 @@ def _with_loss(module: Any, loss: str | Loss | None, outputs: Sequence[Structure
         return module
     if outputs:
         module.split_output = split = outputs[0]  # of the trace; later runs may be in another mode
-        module.own_loss = lambda output, target: loss(split(output), target)
+        module.own_loss = partial(_of_parts, loss, split)
     else:
         module.own_loss = partial(loss)  # a module would become a part of this one
     return module
+
+
+def _of_parts(loss: Loss, split: Structure, output: Any, target: Any) -> Any:
+    return loss(split(output), target)
 
 
 def compile(  # noqa: A001  (the name of the command)

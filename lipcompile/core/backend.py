@@ -233,6 +233,7 @@ def program(path: Path, text: str, network: Any = None) -> Any:
     module = ModuleType(path.stem)
     exec(compile(text, str(path), "exec"), module.__dict__)
     del module.__name__  # torch.compile would import what globals are named after, and there is no such file
+    module.Model._program = (str(path), text)  # what a pickle holds in the place of the class
     if network is not None:
         module.Model.own_network = network
     return module

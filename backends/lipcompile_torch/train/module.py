@@ -8,6 +8,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -33,6 +35,27 @@ from .gate import GateRecord, Passage, check_saving, during, enter_criterion, le
 from .loss_clipping import clip_cotangents
 
 _MODES = (None, "default", "max-autotune-no-cudagraphs")
+
+
+class _Maker:
+    """Makes empty instances of a class that no file has; a pickle holds its program."""
+
+    def __init__(self, kind: type[LipschitzModule]) -> None:
+        self.kind = kind
+
+    def __call__(self) -> LipschitzModule:
+        return self.kind.__new__(self.kind)
+
+    def __reduce__(self) -> Any:
+        return _made, (*self.kind._program, self.kind.own_network)
+
+
+def _made(name: str, text: str, network: OwnNetwork | None) -> _Maker:
+    module = ModuleType(Path(name).stem)
+    exec(compile(text, name, "exec"), module.__dict__)
+    del module.__name__  # as the compiler does
+    module.Model._program, module.Model.own_network = (name, text), network
+    return _Maker(module.Model)
 
 
 class LipschitzModule(nn.Module):
@@ -98,6 +121,7 @@ class LipschitzModule(nn.Module):
     features_shape: ClassVar[tuple[int, ...] | None] = None
     features_norm: ClassVar[float] = math.inf
     own_network: ClassVar[OwnNetwork | None] = None
+    _program: ClassVar[tuple[str, str]]  # name and text of what was run to make the class, if no file has it
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,6 +137,10 @@ class LipschitzModule(nn.Module):
         self.gate = GateRecord()
         self._blueprint: dict[str, Any] = {}
         self.register_load_state_dict_post_hook(_project_after_loading)  # type: ignore[no-untyped-call]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        return (_Maker(type(self)), (), *reduced[2:]) if "_program" in vars(type(self)) else reduced
 
     @abstractmethod
     def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:
