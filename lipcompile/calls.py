@@ -204,6 +204,7 @@ def train(
 
     Raises:
         InputError: the model is rejected or cannot be read, or the folder holds another run.
+        TypeError: a setting that is a number was given something else.
         DataError: the arrays do not fit; errors of `lipcompile_torch.train.training.train`.
 
     Examples:
@@ -223,6 +224,8 @@ def train(
     from lipcompile.cli.shared.training import check_targets, default_batch, drawn, text_of_run
 
     backend, how = find(), dict(how or {})
+    settings = {"epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size, **how}
+    backend.training.TrainConfig.check_numbers(settings)  # before minutes are spent on the model
     if not isinstance(data, backend.data.Arrays) and len(data) == 2:
         data = [array for one in data for array in backend.data.items_of(one, how.get("seed") is not None)]
     if isinstance(example, Mapping) and not isinstance(data, backend.data.Arrays):
@@ -241,7 +244,7 @@ def train(
     module = _with_loss(made, loss, outputs)
     check_targets(module, arrays)
     given = dict.fromkeys(field.name for field in fields(backend.training.TrainConfig) if field.name != "output")
-    given |= {"epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size, **how}
+    given |= settings
     if "correlation" in how:
         given["correlation"] = how["correlation"] or {}
     settings = training_settings(given, planned(loaded), defaults_of(derivation))

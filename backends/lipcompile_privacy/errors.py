@@ -1,4 +1,4 @@
-"""The errors of private training that users can fix, whichever part raises them."""
+"""The errors of private training that users can fix, whichever part raises them, and a check of numbers."""
 
 from __future__ import annotations
 
@@ -33,3 +33,9 @@ class PrivacyError(RuntimeError):
 
 class CertificateError(PrivacyError):
     """A certificate proves less than it claims, or is another module's. No step was taken."""
+
+
+def check_number(name: str, value: object, *, whole: bool = False) -> None:
+    """Raise TypeError unless a value is a number, or a whole one; a text is none, whatever it says."""
+    if not hasattr(value, "__index__" if whole else "__float__"):
+        raise TypeError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from .accounting import Drawing, NeighbouringRelation, Sampling, calibrate_noise_multiplier
 from .accounting.composition import Budget as Budget
-from .errors import BudgetError, FactorisationError
+from .errors import BudgetError, FactorisationError, check_number
 from .factorisation import Cyclic, Strategy, optimal_banded, planned_strategy, strategy_from
 from .ledger import LedgerRecord
 
@@ -25,6 +25,7 @@ a budget chooses them, see `with_bands`.
 
 def warn_of_delta(delta: float, examples: int, stacklevel: int) -> None:
     """Warn of a δ that would be met by publishing one of so many examples, drawn at random."""
+    check_number("delta", delta)
     if delta * examples >= 1:
         warnings.warn(
             f"delta = {delta:g} is at least 1 / {examples} examples: such a guarantee permits publishing one "

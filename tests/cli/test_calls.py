@@ -51,6 +51,20 @@ def test_the_way_to_train_what_no_rule_covers_is_named() -> None:
     assert "one example at a time" not in str(mixes.value)
 
 
+@pytest.mark.parametrize("value", ["1", [1]])
+@pytest.mark.parametrize(
+    "name", ["epsilon", "delta", "epochs", "batch_size", "learning_rate", "average", "views", "seed", "loss_clip"]
+)
+def test_what_is_no_number_is_refused_before_the_model_is_read(name: str, value: object, tmp_path: Path) -> None:
+    """A text is none, as what it says is for the reader of the command line to find out."""
+    how = {} if name in SETTINGS else {name: value}
+    settings = SETTINGS | ({name: value} if name in SETTINGS else {})
+    with pytest.raises(TypeError, match=rf"^{name} must be a (whole )?number, not "):
+        lipcompile.train("missing.lip", data(), tmp_path / "run", how=how, **settings)
+    with pytest.raises(TypeError, match=r"^epochs must be a whole number, not 1\.5"):
+        lipcompile.train("missing.lip", data(), tmp_path / "run", **(SETTINGS | {"epochs": 1.5}))
+
+
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, lambda array: array.tolist()])
 def test_data_of_any_kind(kind: Any, tmp_path: Path) -> None:
     """Doubles become what the module computes in, as those of a file do."""

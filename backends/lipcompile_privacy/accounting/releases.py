@@ -28,7 +28,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Literal, get_args
 
-from ..errors import BudgetError
+from ..errors import BudgetError, check_number
 
 Accountant = Literal["rdp", "pld"]
 
@@ -60,7 +60,8 @@ def check_accountant(accountant: str) -> None:
 
 
 def check_delta(delta: float) -> None:
-    """Raise BudgetError unless 0 < δ < 1."""
+    """Raise BudgetError unless 0 < δ < 1, TypeError for what is no number."""
+    check_number("delta", delta)
     if not 0 < delta < 1:
         raise BudgetError(
             f"delta = {delta:g} is not strictly between 0 and 1: Gaussian noise cannot give delta = 0; "
@@ -69,7 +70,8 @@ def check_delta(delta: float) -> None:
 
 
 def check_target(target_epsilon: float, target_delta: float) -> None:
-    """Raise BudgetError unless ε is a positive number and 0 < δ < 1."""
+    """Raise BudgetError unless ε is a positive number and 0 < δ < 1, TypeError for what is no number."""
+    check_number("epsilon", target_epsilon)
     if not 0 < target_epsilon < math.inf:
         raise BudgetError(
             f"epsilon = {target_epsilon:g} is not a positive number: no finite noise gives epsilon <= 0; "

@@ -20,6 +20,8 @@ from lipcompile_privacy.accounting import (
     calibrate_noise_multiplier,
     check_supported,
 )
+from lipcompile_privacy.accounting.releases import check_target
+from lipcompile_privacy.errors import check_number
 from lipcompile_privacy.factorisation import Strategy
 from lipcompile_privacy.planning import (
     Budget,
@@ -167,6 +169,7 @@ class PrivacyEngine:
                 the module's certificate does not verify, or does not cover its bounds.
             SamplingError: the loader cannot be sampled.
             BudgetError: σ is no noise multiplier, or this accountant cannot count such steps.
+            TypeError: what should be a number is none.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
         emitted = _lipschitz(without_ddp(module, self.world), optimizer, bounds)
@@ -243,6 +246,8 @@ class PrivacyEngine:
         max_steps: int | None,
         options: EngineOptions,
     ) -> tuple[PrivateOptimizer, PrivateLoader]:
+        _check_numbers(options, max_steps=max_steps)
+        check_number("noise_multiplier", noise_multiplier)
         noise_multiplier, seed = float(noise_multiplier), options.get("seed")
         if seed is not None:  # of numpy, too
             options = options | {"seed": (seed := index(seed))}
@@ -309,6 +314,8 @@ class PrivacyEngine:
         Raises:
             BudgetError: a budget that cannot be met; see also `make_private`.
         """
+        _check_numbers(options, epochs=epochs)
+        check_target(target_epsilon, target_delta)
         options = _correlated(_lipschitz(without_ddp(module, self.world), optimizer, bounds), options)
         drawing = drawing_of(data_loader)
         steps = epochs * drawing.steps_per_epoch
@@ -348,6 +355,8 @@ class PrivacyEngine:
         """
         if (epochs is None) == (steps is None):
             raise TypeError("calibrate takes exactly one of epochs and steps")
+        _check_numbers(options, epochs=epochs, steps=steps)
+        check_target(target_epsilon, target_delta)
         drawing = drawing_of(data_loader)
         if steps is None:
             assert epochs is not None
@@ -476,6 +485,13 @@ def _check_names(options: EngineOptions) -> None:
         if name == "max_grad_norm":
             help_line = "a module has its bounds: clip_length= of lipcompile.private, or make_private_by_clipping"
         raise TypeError(f"unexpected keyword argument {name!r}: {help_line}")
+
+
+def _check_numbers(options: EngineOptions, **counts: Any) -> None:
+    """Raise TypeError if a count of a call, or an option that is one, is no whole number; None is not given."""
+    for name, value in (counts | {key: options.get(key) for key in ("seed", "max_physical_batch")}).items():
+        if value is not None:
+            check_number(name, value, whole=True)
 
 
 def _correlated(module: LipschitzModule, options: EngineOptions) -> EngineOptions:

@@ -286,5 +286,5 @@ def clip_cotangents(cotangent: Tensor, bound: float, views: int = 1) -> tuple[Te
 
 def _positive(value: Any, what: str) -> float:
     if not (isinstance(value, int | float) and 0 < value < math.inf):
-        raise ValueError(f"{what} is {value}: it must be a positive, finite number")
+        raise ValueError(f"{what} is {value!r}: it must be a positive, finite number")
     return float(value)

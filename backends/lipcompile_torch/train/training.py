@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from lipcompile_privacy.accounting import Accountant, BudgetError, Drawing, Sampling
+from lipcompile_privacy.errors import check_number
 from lipcompile_privacy.planning import Budget, Course, Plan, course, with_bands
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
@@ -115,6 +116,17 @@ class TrainConfig:
     seed: int | None = None
     resume: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def __post_init__(self) -> None:
+        self.check_numbers(asdict(self))
+
+    @classmethod
+    def check_numbers(cls, given: Mapping[str, Any]) -> None:
+        """Raise TypeError if a field that is a number is given something else; None is not given."""
+        for field in fields(cls):
+            kind = str(field.type).removesuffix(" | None")
+            if kind in ("int", "float") and given.get(field.name) is not None:
+                check_number(field.name, given[field.name], whole=kind == "int")
 
 
 @dataclass(frozen=True, slots=True)

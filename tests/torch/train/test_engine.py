@@ -466,3 +466,32 @@ def test_fixed_norms_scale_weights_up_as_well_as_down_and_stay_certified() -> No
         assert norms["inner.bias"] <= 0.1
         exact = torch.linalg.matrix_norm(module.inner.weight.detach().double(), 2)
         assert 1 - 1e-5 < float(exact) <= 1
+
+
+# --- what is no number ---
+
+
+@pytest.mark.parametrize("value", ["1", [1]])
+@pytest.mark.parametrize("name", ["noise_multiplier", "max_steps", "seed", "max_physical_batch"])
+def test_arguments_that_should_be_numbers_are_named(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} must be a (whole )?number, not "):
+        private(**{name: value})
+
+
+@pytest.mark.parametrize("value", ["1", [1]])
+@pytest.mark.parametrize("name", ["epsilon", "delta", "epochs"])
+def test_budgets_that_should_be_numbers_are_named(name: str, value: object) -> None:
+    module, engine = Net(), PrivacyEngine()
+    budget: Any = {"target_epsilon": 1.0, "target_delta": 1e-5, "epochs": 1}
+    budget[name if name == "epochs" else f"target_{name}"] = value
+    with pytest.raises(TypeError, match=rf"^{name} must be a (whole )?number, not "):
+        engine.make_private_with_epsilon(
+            module=module, optimizer=SGD(module.parameters(), lr=0.1), data_loader=make_loader(40, 10), **budget
+        )
+
+
+def test_a_delta_that_is_no_number_is_named() -> None:
+    engine = PrivacyEngine()
+    private(engine=engine)
+    with pytest.raises(TypeError, match=r"^delta must be a number, not '1e-5'"):
+        engine.get_epsilon("1e-5")  # type: ignore[arg-type]
