@@ -54,7 +54,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Lipschitz:
-    """Certified Lipschitz constants of the logits in the input: for all weights in Θ, and for these weights."""
+    """Certified Lipschitz constants of the output in the input: for all weights in Θ, and for these weights."""
 
     declared: float
     of_weights: float
@@ -93,7 +93,7 @@ def export_onnx(
 ) -> Export:
     """Write a trained module as an ONNX file that runs in onnxruntime, checked against the module.
 
-    The file maps [B, *input_shape] in float32 to the logits, for any B, as `forward` does in evaluation mode: it
+    The file maps [B, *input_shape] in float32 to the output, for any B, as `forward` does in evaluation mode: it
     clips its input. Its metadata hold the certificate, and what of (ε, δ) and Lipschitz constants is known.
 
     Args:
@@ -250,7 +250,7 @@ def _unsaid(graph: Graph, norms: object, lipschitz: object) -> Iterator[str]:
     if norms is None:
         yield "it states no Lipschitz constant: the weights are not certified to lie in their sets"
     elif lipschitz is None:
-        yield "it states no Lipschitz constant: the logits have none that is finite in the input"
+        yield "it states no Lipschitz constant: the output has none that is finite in the input"
     if graph.input.trusted and graph.input.norm is not None:
         yield "it does not clip its input, which the model trusts to be within its norm"
 

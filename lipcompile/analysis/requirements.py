@@ -237,7 +237,7 @@ def _loss_detail(graph: Graph) -> str:
     if not proves(graph):
         return "not needed: every gradient is clipped"
     return (
-        f"{graph.loss.loss.name} is Lipschitz in the logits"
+        f"{graph.loss.loss.name} is Lipschitz in the output"
         if graph.loss
         else "no loss declared: L stays a symbol"
     )

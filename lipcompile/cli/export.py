@@ -114,7 +114,7 @@ def _summary(found: Export, *, tied: bool) -> list[str]:
     lines = ["weights certified to lie in their sets"] if found.certified else []
     if found.lipschitz is not None:
         lines.append(
-            f"Lipschitz constant of the logits {upward(found.lipschitz.of_weights)}; "
+            f"Lipschitz constant of the output {upward(found.lipschitz.of_weights)}; "
             f"{of_any_weights(found.lipschitz.declared)}"
         )
     if found.spent is not None:

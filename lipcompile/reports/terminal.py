@@ -141,7 +141,7 @@ def _totals(analysis: Analysis) -> Table:
     rows = table("total", "upper bound", "", right=("upper bound",))
     totals = {"gradient bound, all parameters": analysis.total}
     if proves(analysis.graph):
-        totals["Lipschitz, input to logits"] = analysis.lipschitz
+        totals["Lipschitz, input to output"] = analysis.lipschitz
     for what, bound in totals.items():
         rows.add_row(what, up(bound.value), legible(bound.expression))
     if proves(analysis.graph):

@@ -103,6 +103,18 @@ def test_certify_takes_the_same_module(capsys: Capture) -> None:
     assert "of any weights 1.0000000" in capsys.readouterr().out
 
 
+def test_what_a_network_for_numbers_makes_is_not_called_logits(capsys: Capture) -> None:
+    """The weights are half of the unit matrix: the output has the constant 1/2, and with any weights 3/4."""
+    layer = "dense(2, constraint=spectral(0.75), bias=false)"
+    Path("m.lip").write_text(f"model m {{ input x: tensor[2], norm <= 1; {layer}; loss absolute_error }}")
+    torch.save({"dense.weight": 0.5 * torch.eye(2)}, "m.pt")
+    assert run("check m.lip") == run("compile m.lip -o m.py") == 0
+    assert run("export m.py --weights m.pt -o m.onnx") == 0
+    out = capsys.readouterr().out
+    assert "Lipschitz constant of the output 0.5" in out
+    assert "logit" not in out
+
+
 # What is refused
 
 

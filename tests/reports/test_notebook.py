@@ -27,7 +27,7 @@ def html(found: Derivation) -> str:
 def test_an_accepted_model_shows_its_bounds(tmp_path: Path) -> None:
     page = parsed(html(derivation(tmp_path, MODEL)))
     assert "m: accepted" in page.text
-    assert "R1Lipschitz lossholdshinge is Lipschitz in the logits" in page.text
+    assert "R1Lipschitz lossholdshinge is Lipschitz in the output" in page.text
     # √(0.25 + 1 + 0.5625) = 1.34629…
     assert "1.3462913" in page.text
     assert "not trained" in page.text

@@ -86,7 +86,7 @@ def test_markdown_of_a_small_model(tmp_path: Path) -> None:
         r"$`\sqrt{X_{0}^{2} + \left(X_{0} + \frac{1}{4}\right)^{2} + 1}`$"
     )
     assert row(text, "- parameters") == "- parameters: 40, of which 24 are trained"
-    assert row(text, "| R1") == "| R1 | Lipschitz loss | holds | hinge is Lipschitz in the logits |"
+    assert row(text, "| R1") == "| R1 | Lipschitz loss | holds | hinge is Lipschitz in the output |"
     assert row(text, "| `first_layer.weight` | 4") == (
         r"| `first_layer.weight` | 4×4 | spectral\<=1 | 0.5000000 | 14% | $`X_{0}`$ |"
     )
