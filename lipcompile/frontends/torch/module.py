@@ -56,7 +56,7 @@ from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
 
 Array = NDArray[Any]
 # What fixes a batch normalisation of a module rather than of a file: on the command line, and in Python.
-_BATCH_NORM = "call .eval() on it, which folds it into the layer before; {} replaces it"
+_BATCH_NORM = "{} replaces it, to train; .eval() keeps the statistics of a module that is trained already"
 _MOST_LISTED = 4
 _NO_DIGEST = "0" * 64
 

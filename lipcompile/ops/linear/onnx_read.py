@@ -337,7 +337,7 @@ def refuse_training(node: OnnxNode) -> None:
         raise Refusal(
             "LIP101",
             "batch normalisation mixes the examples of a batch, so per-example gradients are undefined",
-            "export the model in evaluation mode, which folds it into the layer before, or remove it",
+            "replace it, to train; in evaluation mode, a model that is trained already keeps its statistics",
         )
 
 
