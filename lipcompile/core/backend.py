@@ -138,8 +138,8 @@ class Robustness(Protocol):
     AttackConfig: type[Any]
     LipschitzModule: type[Any]
 
-    def load_weights(self, module: Any, path: Path) -> str | None:
-        """Load a state dict or a checkpoint into a module; return the ledger's head that a checkpoint names."""
+    def load_weights(self, module: Any, path: Path) -> Any:
+        """Load a state dict or a checkpoint into a module; return the checkpoint, or None."""
 
     def load_examples(self, module: Any, path: Path) -> tuple[Any, Any]:
         """Return the inputs and labels of a data file."""

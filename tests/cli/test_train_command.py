@@ -187,10 +187,14 @@ def test_a_broken_off_epoch_shortens_the_resumed_run_and_says_so(
         patch.setattr(Watch, "stepped", interrupted)
         assert run(command) == 130
     assert "the same command with --resume goes on" in capsys.readouterr().err
+    assert run("predict run data.npz") == 0
+    assert capsys.readouterr().err == "note: `run/checkpoint.pt` has 2 of 8 steps: its training has not ended\n"
     assert run(f"{command} --resume") == 0
     out, err = capsys.readouterr()
     assert "warning: 4 steps are left, 6 in total instead of 8" in err
     assert "after 6 steps" in out
+    assert run("predict run data.npz") == 0  # no more will follow
+    assert capsys.readouterr().err == ""
     assert read_ledger(LEDGER).charges.total() == 2
 
 

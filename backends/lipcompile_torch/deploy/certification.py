@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..certify.sums import example_norms, per_example
 from ..train.certificate import certificate_of, graph_hash
-from ..train.checkpoint import SCHEMA, CheckpointError, load_intact
+from ..train.checkpoint import SCHEMA, Checkpoint, CheckpointError, checkpoint_of, load_intact
 from ..train.data import DataError, load_test_npz
 from ..train.module import LipschitzModule
 from .robustness import (
@@ -285,11 +285,10 @@ def load_examples(module: LipschitzModule, path: str | os.PathLike[str]) -> tupl
     return torch.from_numpy(x).to(dtype), targets
 
 
-def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> str | None:
+def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> Checkpoint | None:
     """Load weights from a checkpoint of `train`, or from a state dict of `torch.save`, and project them.
 
-    Runs no code from the file. Returns the hash of the line of the ledger that a checkpoint was saved at, and None
-    for a state dict, which knows of no ledger.
+    Runs no code from the file. Returns the checkpoint, and None for a state dict, which knows of no ledger.
 
     Raises:
         CheckpointError: the file holds neither, or weights of another module, or none that are finite.
@@ -298,18 +297,17 @@ def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> str |
     stored = io.BytesIO(Path(path).read_bytes())
     try:
         content: Any = load_intact(stored)
-        saved = content.get("schema") == SCHEMA
-        state = dict(content["states"]["module"] if saved else content)
-        head = str(content["ledger_head"]) if saved else None
+        saved = checkpoint_of(content) if content.get("schema") == SCHEMA else None
+        state = dict(content if saved is None else saved.states["module"])
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, *_NO_MAPPING) as error:
         raise CheckpointError(f"{path} is not a checkpoint or a state dict, or it is damaged") from error
-    if head is not None and graph_hash(content.get("certificate")) != graph_hash(certificate_of(module)):
+    if saved is not None and graph_hash(saved.certificate) != graph_hash(certificate_of(module)):
         raise CheckpointError(f"{path} belongs to another model: the graph in its certificate is different")
     try:
         module.load_state_dict(state)
     except (RuntimeError, *_NO_MAPPING) as error:
         raise CheckpointError(f"{path} does not fit this module: {' '.join(str(error).split())}") from error
-    return head
+    return saved
 
 
 _NO_MAPPING = (AttributeError, TypeError, ValueError)

@@ -107,16 +107,21 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         content = load_intact(stored)
         if content["schema"] != SCHEMA:
             raise ValueError
-        own = content["certificate"]
-        return Checkpoint(
-            int(content["steps"]),
-            str(content["ledger_head"]),
-            dict(content["notes"]),
-            dict(content["states"]),
-            None if own is None else dict(own),
-        )
+        return checkpoint_of(content)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a checkpoint of lipcompile, or it is damaged") from error
+
+
+def checkpoint_of(content: Mapping[str, Any]) -> Checkpoint:
+    """Return what the content of a file of `SCHEMA` says; raises LookupError, TypeError, ValueError for others."""
+    own = content["certificate"]
+    return Checkpoint(
+        int(content["steps"]),
+        str(content["ledger_head"]),
+        dict(content["notes"]),
+        dict(content["states"]),
+        None if own is None else dict(own),
+    )
 
 
 def load_intact(stored: io.BytesIO) -> Any:

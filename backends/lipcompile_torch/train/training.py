@@ -391,7 +391,8 @@ class _Training:
             self.module.forget_certificates()
             self.module.project_()
         average = {} if self.last is None else {"average": self.last.state_dict()}
-        notes = {"settings": _identity(self.config), "noise_multiplier": self.plan.noise_multiplier, **average}
+        plan = {"noise_multiplier": self.plan.noise_multiplier, "planned_steps": self.plan.total_steps}
+        notes = {"settings": _identity(self.config), **plan, **average}
         save_checkpoint(self.checkpoint_path, self.module, self.optimizer, self.ledger, notes)
 
     def result(self, seconds: float) -> TrainResult:

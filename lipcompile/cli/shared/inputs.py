@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 from lipcompile_privacy.errors import CheckpointError, DataError
 
 from lipcompile.analysis.tokens import vocabulary
@@ -186,13 +187,18 @@ def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            head: str | None = backend.robustness.load_weights(module, weights)
+            saved = backend.robustness.load_weights(module, weights)
     except OSError as error:
         raise input_error("LIP513", f"`{weights}` cannot be read: {error.strerror or error}") from None
     except CheckpointError as error:
         raise input_error("LIP513", str(error)) from None
     complain([Diagnostic("LIP513", str(one.message), severity=Severity.WARNING) for one in caught])
-    return head
+    if saved is None:
+        return None
+    planned = saved.notes.get("planned_steps", 0)
+    if saved.steps < planned:
+        click.echo(f"note: `{weights}` has {saved.steps} of {planned} steps: its training has not ended", err=True)
+    return str(saved.ledger_head)
 
 
 def _instance(source: Path, backend: Backend) -> Any:
