@@ -488,10 +488,10 @@ def _check_names(options: EngineOptions) -> None:
 
 
 def _check_numbers(options: EngineOptions, **counts: Any) -> None:
-    """Raise TypeError if a count of a call, or an option that is one, is no whole number; None is not given."""
+    """Raise TypeError if a count, of which there may be parts, or an option, is no number; None is not given."""
     for name, value in (counts | {key: options.get(key) for key in ("seed", "max_physical_batch")}).items():
         if value is not None:
-            check_number(name, value, whole=True)
+            check_number(name, value, whole=name not in counts)
 
 
 def _correlated(module: LipschitzModule, options: EngineOptions) -> EngineOptions:
