@@ -67,7 +67,8 @@ def _of_table(run: Path, data: Path) -> Iterator[Iterable[Any]]:
     classes = model.schema.classes or ()
     yield [model.schema.target, *map(_of_class, classes)]
     shares = model.probabilities(rows.x) if classes else None
-    labels = model.predictions(rows.x) if shares is None else model.labels(shares)
+    # Nine digits say which float32 it is.
+    labels = [f"{one:.9g}" for one in model.predictions(rows.x)] if shares is None else model.labels(shares)
     for label, each in zip(labels, [()] * len(labels) if shares is None else shares, strict=True):
         yield [label, *map(_share, each)]
 
