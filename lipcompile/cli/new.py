@@ -81,7 +81,7 @@ def _model(data: Path, path: Path, plan: dict[str, Any]) -> int:
 
 
 def _schema(data: Path, target: str | None, tokenizer: str | None, public: bool, output: Path | None) -> int:
-    from lipcompile.cli.shared.tables import names_read, schema_beside
+    from lipcompile.cli.shared.tables import ignored_in, names_read, schema_beside
     from lipcompile.tables.encode import open_ranges
     from lipcompile.tables.guess import guess
     from lipcompile.tables.schema_file import KINDS_READ, PUBLIC, placed, text
@@ -94,4 +94,6 @@ def _schema(data: Path, target: str | None, tokenizer: str | None, public: bool,
     origins = [origin] if public else [origin, *names_read(schema, data)]
     write_text(path, text(schema, data.name, origins))
     click.echo(f"{path}: {len(schema.columns)} columns, {open_ranges(schema)} of them without a range. {origin}")
+    if ignored := ignored_in(schema):
+        click.echo(ignored)
     return 0

@@ -100,7 +100,8 @@ class Date:
 
     def __post_init__(self) -> None:
         if self.format is not None and not all(part in self.format for part in ("%Y", "%m", "%d")):
-            raise schema_error(f"`{self.name}`: `format` has not all of %Y, %m and %d", 'such as "%d/%m/%Y"')
+            help_line = 'such as "%d/%m/%Y"; years of two digits leave the century open: write four'
+            raise schema_error(f"`{self.name}`: `format` has not all of %Y, %m and %d", help_line)
         if self.range is not None:
             _check_range(self.name, self.range)
 

@@ -229,8 +229,8 @@ def _dated(array: Any, form: str) -> Any:
     present = _trimmed(array)
     for some in (present.slice(0, _TRIED), present):
         found = compute.strptime(some, format=form, unit="us", error_is_null=True)
-        years = compute.year(found)
-        if found.null_count > some.null_count or (compute.min(years).as_py() or _FIRST_YEAR) < _FIRST_YEAR:
+        first = compute.min(compute.year(found)).as_py()
+        if found.null_count > some.null_count or (first is not None and first < _FIRST_YEAR):
             raise UnfitError
     return found
 

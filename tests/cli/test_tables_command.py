@@ -273,4 +273,9 @@ def test_columns_that_are_ignored_are_told_how_dates_are_written(
     assert run(f"train {tmp_path / 'people.csv'} --target member --epsilon 1") == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "`joined`: ignored" in said
-    assert "dates are read as 2020-01-31, or as 31/01/2020 if no other order fits" in said
+    reason = "dates are read as 2020-01-31, or as 31/01/2020 if no other order fits, with years of four digits"
+    assert reason in said
+    assert run(f"new {tmp_path / 'people.csv'} --target member") == 0
+    said = capsys.readouterr().out
+    assert "\n`joined`: ignored: " in said
+    assert reason in said

@@ -191,7 +191,7 @@ def test_dates_may_have_a_form_of_their_own() -> None:
     """18262 days from 1970-01-01 to 2020-01-01."""
     column = Date("a", format="%d/%m/%Y")
     assert_x(encoded(column, ["1/1/2020", " 02/01/2020", "NA", None]), [18262], [18263], [NAN], [NAN])
-    for text in ["2020-01-01", "1/1/20", "1/13/2020", "1/1/2020 10:30"]:
+    for text in ["2020-01-01", "1/1/20", "1/1/00", "1/13/2020", "1/1/2020 10:30"]:
         with pytest.raises(InputError, match="column `a` contains a value that is not a date"):
             encoded(column, ["1/1/2020", text])
     with pytest.raises(InputError, match="has not all of"):

@@ -179,13 +179,7 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         if run.target is None:
             raise input_error("LIP411", "the table has no target column", "name the column with --target")
         found = guess(run.data, run.target, tokenizer=run.tokenizer)
-        unused = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Ignore))
-        ignored = (
-            f" ({unused}: ignored: free text without --tokenizer, one value only, or no text, number or date; "
-            "dates are read as 2020-01-31, or as 31/01/2020 if no other order fits)"
-            if unused
-            else ""
-        )
+        ignored = f" ({unused})" if (unused := ignored_in(found)) else ""
         command = ["lipcompile", "new", str(run.data), "--target", run.target]
         command += [] if run.tokenizer is None else ["--tokenizer", run.tokenizer]
         words = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Number) and one.coerce)
@@ -201,6 +195,16 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         help_line = "write it into the schema" + (", or leave out --target" if found.target else _TARGET_LINE)
         raise input_error("LIP412", f"`{path}` has {other} `{run.target}`", help_line)
     return found, []
+
+
+def ignored_in(schema: Schema) -> str:
+    """Return which columns of a guessed schema are ignored, and why; empty if none is."""
+    names = ", ".join(f"`{one.name}`" for one in schema.columns if isinstance(one, Ignore))
+    reason = (
+        "ignored: free text without --tokenizer, one value only, or no text, number or date; dates are read as "
+        "2020-01-31, or as 31/01/2020 if no other order fits, with years of four digits"
+    )
+    return f"{names}: {reason}" if names else ""
 
 
 def names_read(schema: Schema, data: Path) -> list[str]:
