@@ -267,7 +267,10 @@ def test_views_of_images_cost_no_epsilon_and_belong_to_the_run(capsys: Capture) 
     views = train(f"{said} --augment flip,shift:1 --views 3")
     again = f"train model.lip --data data.npz --output run --accountant rdp {said} --resume"
     assert run(f"{again} --augment flip,shift:1 --views 3") == 0
+    assert run(f"{again} --augment 'shift:1, flip' --views 3") == 0  # they have no order
     capsys.readouterr()
+    assert run(f"{again} --augment shift:2,flip --views 3") == 2
+    assert "had a different augment:" in capsys.readouterr().err
     assert run(f"{again} --augment flip,shift:1") == 2
     assert "had a different views" in capsys.readouterr().err
     assert run(again) == 2

@@ -317,7 +317,10 @@ class _Training:
             return way.calibrated(self.budget)
         begun = saved.notes.get("settings", {})
         before = {one.name: one.default for one in fields(TrainConfig)} | begun  # of a version without some
-        changed = [name for name, value in _identity(config).items() if before[name] != value]
+        now = _identity(config)
+        for settings in (before, now):  # changes of images have no order
+            settings["augment"] = settings["augment"] and Augmentation.of(settings["augment"], config.views)
+        changed = [name for name, value in now.items() if before[name] != value]
         if changed:
             raise BudgetError(
                 f"the run to resume had a different {', '.join(changed)}: resume it with its original settings"
