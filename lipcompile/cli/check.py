@@ -201,8 +201,21 @@ def _text(models: tuple[str, ...], derived: Derived, wanted: CheckOptions, *, ve
         show(sys.stdout, *report(derivation, source_text, verbose=verbose))
         if wanted.signal and derivation.analysis is not None:
             _show_signals(derivation, wanted.public)
+        _tell_training(model, wanted.options)
         worst = max(worst, _code(derivation))
     return worst
+
+
+def _tell_training(model: str, options: ModelOptions) -> None:
+    """Say on stderr if commands that train use other bounds than those that were checked."""
+    from lipcompile.pipeline import for_training
+
+    if for_training(model, options) != options:
+        click.echo(
+            "note: these are bounds by theorem; compile, train and audit of this module have --bounds auto, which "
+            "clips where no theorem gives a number: check it with --bounds auto",
+            err=True,
+        )
 
 
 def _show_signals(derivation: Derivation, public: Path | None) -> None:

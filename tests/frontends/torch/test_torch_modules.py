@@ -375,6 +375,22 @@ class Mode(nn.Module):
         return y
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [((), True), (("--bounds", "auto"), False), (("--bounds", "theorem"), False), (("--input-norm", "1"), False)],
+)
+def test_a_check_says_which_bounds_a_training_would_have(
+    options: tuple[str, ...], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """`check` takes theorems where nothing is said; `train` takes clips where no theorem gives a number."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("told_of_bounds.py").write_text("import torch\n\ndef make():\n    return torch.nn.Linear(4, 2)\n")
+    arguments = ["check", "told_of_bounds:make", "--input-shape", "4", "--loss", "cross_entropy", *options]
+    assert __main__.run(arguments) == 0
+    assert ("compile, train and audit of this module have --bounds auto" in capsys.readouterr().err) == told
+
+
 def test_batch_norm_in_training_mode_is_refused() -> None:
     """torch.onnx writes it as if it were in evaluation mode."""
     derivation = from_module(Mode(), (6,))
