@@ -444,7 +444,7 @@ def _emitted(
 ) -> tuple[Loaded, Derivation, str]:
     """Return an accepted model, its derivation and its program; raises InputError."""
     from lipcompile.cli.shared.settings import noise_strategy, planned, planned_training
-    from lipcompile.cli.shared.verdicts import verified
+    from lipcompile.cli.shared.verdicts import UNCHECKED, verified
 
     if isinstance(model, str | Path):
         options = _shaped(str(model), example, options)
@@ -465,4 +465,7 @@ def _emitted(
         compared = verified(loaded, derivation, find(), text)
         if not compared.ok:
             raise InputError(compared.diagnostics, derivation.source.text)
+        for found in compared.diagnostics[len(derivation.diagnostics) :]:
+            if UNCHECKED in found.message and loaded.source.format == "torch":
+                warnings.warn(told(found), UserWarning, 3)
     return loaded, derivation, text

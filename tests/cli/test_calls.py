@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,32 @@ def test_the_way_to_train_what_no_rule_covers_is_named() -> None:
     with pytest.raises(InputError) as mixes:
         lipcompile.private(nn.Sequential(nn.Linear(8, 2), nn.BatchNorm1d(2)), [8], bounds="theorem")
     assert "one example at a time" not in str(mixes.value)
+
+
+class Beyond(nn.Module):
+    """An index that is too large: a constant one, or one that is computed of the example."""
+
+    def __init__(self, constant: bool) -> None:
+        super().__init__()
+        self.constant, self.table, self.linear = constant, nn.Embedding(5, 1), nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        column = x[:, 99][:, None] if self.constant else self.table((0 * x[:, 0]).long() + 7)
+        found: Tensor = self.linear(column)
+        return found
+
+
+def test_an_index_that_is_too_large_is_told_with_its_line() -> None:
+    """Every pass of the module fails on it."""
+    with pytest.raises(InputError, match="index 99 is out of bounds") as refused:
+        lipcompile.private(Beyond(constant=True), [4])
+    (found,) = refused.value.diagnostics
+    assert (found.code, found.help.partition(";")[0]) == ("LIP023", "use an index within the axis")
+    assert found.location is not None
+    assert "x[:, 99]" in Path(__file__).read_text().splitlines()[(found.location.line or 0) - 1]
+    told = rf"could not be checked: the module fails at {re.escape(__file__)}:\d+: IndexError: index out of range"
+    with pytest.warns(UserWarning, match=told):
+        lipcompile.private(Beyond(constant=False), [4], bounds="clip")
 
 
 @pytest.mark.parametrize("value", ["1", [1]])

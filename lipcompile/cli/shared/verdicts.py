@@ -63,6 +63,8 @@ _OF_THE_COMPILER = (
 )
 
 
+UNCHECKED = "the import could not be checked"
+
 _OF_BATCHES = "the module computes something else of a batch than of its examples alone: let it keep them apart"
 
 _OF_DRAWS = (
@@ -103,7 +105,7 @@ def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str |
         original = loaded.original()
         return _compared(original, derivation, backend, text or backend.emit(_complete(derivation)))
     except (OriginalError, InputError) as error:
-        return _note(f"the import could not be checked: {error}")
+        return _note(f"{UNCHECKED}: {error}")
 
 
 def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
@@ -160,7 +162,7 @@ def _log_softmax(derivation: Derivation) -> int | None:
 
 def _told(found: Any, runner: str) -> Diagnostic:
     if not found.examples:
-        return _note(f"the import could not be checked: {runner} computes no finite numbers on random inputs")
+        return _note(f"{UNCHECKED}: {runner} computes no finite numbers on random inputs")
     measured = f"{found.difference:.1e} ({found.relative:.1e} of an example's largest output)"
     if found.agrees:
         return _note(

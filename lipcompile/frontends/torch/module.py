@@ -34,7 +34,7 @@ from lipcompile.frontends.torch.alone import alone, cause_of_each, is_of_each, w
 from lipcompile.frontends.torch.computed import computed_weights
 from lipcompile.frontends.torch.cut import changed_gradients, noted
 from lipcompile.frontends.torch.draws import draws_in_evaluation, means
-from lipcompile.frontends.torch.find import find, summary
+from lipcompile.frontends.torch.find import find, place_of, summary
 from lipcompile.frontends.torch.kinds import in_real_numbers
 from lipcompile.frontends.torch.longest import refuse_longest
 from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
@@ -387,7 +387,9 @@ class ModuleRun:
             with silence(), evaluating(self.module), without_cache(self.module), means(), torch.no_grad():
                 (output,) = torch.utils._pytree.tree_leaves(self.module(*args, **kwargs))
         except Exception as error:
-            raise OriginalError(f"the module fails: {summary(error)}") from None
+            place = place_of(error)
+            line = f" at {place.file}:{place.line}" if place else ""
+            raise OriginalError(f"the module fails{line}: {summary(error)}") from None
         if isinstance(output, FakeTensor):
             raise OriginalError(
                 "the module has kept a tensor of its trace, without numbers, where no copy of it is taken back, "

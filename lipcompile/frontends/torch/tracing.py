@@ -308,7 +308,8 @@ def _explained(module: Module, examples: Sequence[Example], error: Exception) ->
     if failure is not None:
         shown = ", ".join(f"{one.name or 'x'}[{', '.join(map(str, ('B', *one.shape)))}]" for one in examples)
         message = f"the module fails on examples {shown}: {summary(failure)}"
-        return input_error("LIP023", message, _shapes(module, len(examples)), place_of(failure))
+        index = "use an index within the axis; or " if isinstance(failure, IndexError) else ""
+        return input_error("LIP023", message, f"{index}{_shapes(module, len(examples))}", place_of(failure))
     message = f"torch.export cannot trace the module: {summary(error)}"
     return untraceable("LIP121", message, "write this line with operations of torch only", place_of(error))
 
