@@ -124,10 +124,10 @@ def cause_of_each(refused: Loaded) -> Diagnostic | None:
     return replace(errors[0], code="LIP130", message=message, help="", severity=Severity.NOTE, path=())
 
 
-def is_of_each(module: Module, examples: Sequence[Example], refused: Loaded) -> bool:
+def is_of_each(module: Module, examples: Sequence[Example], refused: Loaded, repairs: Repairs | None) -> bool:
     """Whether a refused module computes the same of each example alone as of a batch; see `as_function`."""
     try:
-        _compared(module, examples, None, may_draw=_MIXES not in {found.code for found in _errors(refused)})
+        _compared(module, examples, repairs, may_draw=_MIXES not in {found.code for found in _errors(refused)})
     except (NoFunctionError, Untraceable):
         return False
     return True

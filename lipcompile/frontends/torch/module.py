@@ -139,7 +139,10 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
 
 
 def _of_each(module: Module, examples: Sequence[Example], refused: Loaded, options: ModelOptions) -> Loaded | None:
-    """Read a refused module from the trace of one example, if it computes the same of a batch; None if not."""
+    """Read a refused module from the trace of one example, if it computes the same of a batch; None if not.
+
+    Statistics of the batch are the cause that can be fixed, so they are told.
+    """
     cause = cause_of_each(refused)
     if cause is None:
         return None
@@ -149,7 +152,9 @@ def _of_each(module: Module, examples: Sequence[Example], refused: Loaded, optio
         loaded = _read(module, examples, refused.source.name, refused.source.path, options, of_one=True)
     except InputError:
         return None
-    if loaded.graph is None or not is_of_each(module, examples, refused):
+    if loaded.graph is None:
+        return loaded if any(found.code == "LIP101" for found in loaded.diagnostics) else None
+    if not is_of_each(module, examples, refused, options.apart().repairs):
         return None
     return replace(loaded, diagnostics=(*loaded.diagnostics, cause))
 

@@ -203,6 +203,22 @@ def test_dropout_stays_dropout() -> None:
     assert len(made.train()(x).unique(dim=0)) == 8  # of 2²⁴ masks, two of which are the same once in 600,000 runs
 
 
+def test_statistics_of_the_batch_are_replaced() -> None:
+    class Normed(Windows):
+        def __init__(self) -> None:
+            super().__init__(0.0, 0.0)
+            self.norm = nn.BatchNorm1d(C)
+
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(self.norm(x.mT).mT)
+
+    with pytest.raises(InputError, match="LIP101"):
+        lipcompile.private(Normed(), (T, C), bounds="clip")
+    made = lipcompile.private(Normed(), (T, C), bounds="clip", batch_norm="group_norm")
+    assert made.own_network is None
+    torch.testing.assert_close(made(X)[:1], made(X[:1]))
+
+
 class Mixing(nn.Module):
     """Subtracts the mean over the batch, or over a part of it, in one mode or both."""
 
