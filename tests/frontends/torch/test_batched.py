@@ -17,6 +17,7 @@ from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.module import examples_of
 from lipcompile.frontends.torch.rerun.batched import batched
 from lipcompile.frontends.torch.tracing import traced
+from lipcompile.frontends.torch.untraceable import Untraceable
 from lipcompile.pipeline import from_module
 
 B, C, T = 5, 6, 4  # examples, channels, places
@@ -89,6 +90,9 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "attention of heads": lambda _, h: F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[0],
     "tokens": lambda net, h: net.words(h.argmax(2)) * h,
     "a recurrent layer": lambda net, h: net.lstm(h, (torch.ones(1, 1, 5), torch.zeros(1, 1, 5)))[0],
+    "a recurrent layer of several sequences": lambda net, h: net.lstm(
+        h.view(2, 2, C), (h[0, :2, :5][None], torch.ones(1, 2, 5))
+    )[0].reshape(1, -1),
     "a last state": lambda net, h: net.gru(h.transpose(0, 1))[1].transpose(0, 1).flatten(1),
     "a constant of the kind": lambda _, h: h + torch.ones(1, T, C).type_as(h) + torch.zeros_like(h),
     "written": written,
@@ -98,6 +102,22 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "triangles": lambda _, h: torch.tril(h @ h.mT).masked_fill(torch.eye(T).bool(), 1.0),
     "squeezed": lambda _, h: h[:, :1].squeeze(1) - h.squeeze(0).mean(0)[None],
 }
+
+
+def test_states_of_other_sequences_are_no_rows() -> None:
+    """The operator would read beyond its memory."""
+
+    def function(net: Any, h: Tensor) -> Tensor:
+        state: Tensor = torch.ops.aten.lstm.input(
+            *(h.view(2, 2, C), [h[0, :1, :5][None]] * 2, [*net.lstm.parameters()]),
+            *(True, 1, 0.0, False, False, True),
+        )[0]
+        return state.reshape(1, -1)
+
+    module, examples = Net(function), examples_of((T, C))
+    program, _ = traced(module, examples, of_one=True)
+    with silence(), pytest.raises(Untraceable, match="not those of its sequences"):
+        batched(module, examples, program)(X)
 
 
 def trained(module: nn.Module, outputs: Tensor) -> tuple[Tensor, ...]:

@@ -161,8 +161,8 @@ class _Batch(Interpreter):
         one = rows[0] if len(rows) == 1 else ""
         if name in _FILLED or (name == "type_as" and rows == ["other"]):
             return op(**tree_map_only(_Rows, _without_numbers, {**given}))
-        if name in _CELLS and op._overloadname == "input":
-            return _as_rows(self._cell(op, given))
+        if name in _CELLS and op._overloadname == "input" and rows in (["input"], ["input", "hx"]):
+            return _as_rows(self._cell(op, given, node))
         if one and one == _ANY_AXES.get(name):
             return _as_rows(op(**{**given, one: given[one].tensor}))
         if one in ("input", "self") and name in _ONE_AXIS.split():
@@ -184,16 +184,24 @@ class _Batch(Interpreter):
     def _rows(self, one: Tensor | _Rows) -> Tensor:
         return one.tensor if isinstance(one, _Rows) else one.expand(self._count, *one.shape)
 
-    def _cell(self, op: OpOverload, given: Given) -> Any:
-        """Run a recurrent layer on sequences [B, 1, T, C], or [B, T, 1, C], from states [B, layers, 1, H]."""
-        sequences, is_first = given["input"].tensor, given["batch_first"]
-        states = tree_map_only(
-            (Tensor, _Rows), lambda one: self._rows(one).squeeze(2).transpose(0, 1), given["hx"]
-        )
-        rows = sequences.squeeze(1) if is_first else sequences.squeeze(2).transpose(0, 1)
-        output, *last = op(**{**given, "input": rows, "hx": states})
-        back = output.unsqueeze(1) if is_first else output.transpose(0, 1).unsqueeze(2)
-        return (back, *(one.transpose(0, 1).unsqueeze(2) for one in last))
+    def _cell(self, op: OpOverload, given: Given, node: Node) -> Any:
+        """Run a recurrent layer on sequences [B, k, T, C], or [B, T, k, C], from states [B, layers, k, H].
+
+        Nothing else: the operator reads beyond what it is given where sizes do not fit.
+        """
+        rows, place = given["input"].tensor, 1 if given["batch_first"] else 2
+        states = [self._rows(one) for one in tree_leaves(given["hx"], is_leaf=lambda one: isinstance(one, _Rows))]
+        if any(one.dim() != 4 for one in (rows, *states)) or any(
+            one.shape[2] != rows.shape[place] for one in states
+        ):
+            raise _unsupported("the states of a recurrent layer are not those of its sequences", node)
+        sizes = (self._count, rows.shape[place])
+        before = [one.transpose(0, 1).flatten(1, 2) for one in states]
+        flat = rows.flatten(0, 1) if place == 1 else rows.transpose(0, 1).flatten(1, 2)
+        hx = before if isinstance(given["hx"], list | tuple) else before[0]
+        output, *last = op(**{**given, "input": flat, "hx": hx})
+        back = output.unflatten(0, sizes) if place == 1 else output.unflatten(1, sizes).transpose(0, 1)
+        return (back, *(one.unflatten(1, sizes).transpose(0, 1) for one in last))
 
 
 def _without_numbers(rows: _Rows) -> Tensor:
