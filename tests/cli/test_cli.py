@@ -495,7 +495,7 @@ def test_examples_of_the_help_run(example: str) -> None:
     if "model.onnx" in example:
         source = Path(__file__).parents[2] / "examples" / "mlp.onnx"
         Path("model.onnx").write_bytes(source.read_bytes())
-    if example.startswith(("ledger", "certify", "export", "verify run")):
+    if example.startswith(("ledger", "certify", "export", "report run", "verify run")):
         assert run(TRAIN) == 0
     elif example.startswith("verify"):
         assert run("check model.lip --certificate model.json") == 0

@@ -88,6 +88,7 @@ def test_packed_texts_may_begin_in_a_state() -> None:
     held_to_torch(net, private(net, TEXTS), TEXTS)
 
 
+@pytest.mark.filterwarnings("ignore:the import could not be checked")
 def test_lengths_may_be_an_input() -> None:
     class Two(Packed):
         def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]

@@ -278,10 +278,9 @@ def test_masks_that_cross_the_batch_are_refused(function: Any) -> None:
     assert {found.code for found in refused.value.diagnostics} <= {"LIP108", "LIP100", "LIP102", "LIP110"}
 
 
-def test_an_example_that_is_read_twice_is_computed_alone() -> None:
+def test_an_example_that_is_read_twice_is_read_from_the_trace_of_one() -> None:
     net = Text(twice_by_number).eval()
-    with pytest.warns(UserWarning, match="one example at a time"):
-        module = lipcompile.private(net, TEXTS, bounds="clip")
+    module = lipcompile.private(net, TEXTS, bounds="clip")
     torch.testing.assert_close(module(TEXTS), net(TEXTS), rtol=1e-4, atol=1e-5)
 
 

@@ -124,6 +124,7 @@ def test_what_has_no_one_meaning_or_crosses_the_batch_is_refused(function: Any) 
         lipcompile.private(Net(lambda _, h: function(h)), examples(TOKENS, WIDTH), bounds="clip")
 
 
+@pytest.mark.filterwarnings("ignore:the import could not be checked")
 def test_places_of_the_next_example_are_none() -> None:
     """A place behind the last row of an example is a row of the next one in torch, and no row here.
 
@@ -158,6 +159,7 @@ class Last(nn.Module):
         return self.head(states.gather(1, places).squeeze(1))  # type: ignore[no-any-return]
 
 
+@pytest.mark.filterwarnings("ignore:the import could not be checked")
 def test_a_place_of_the_tokens_may_be_an_input() -> None:
     net, words, lengths = Last(), torch.arange(20).view(4, 5) % 9, torch.tensor([1, 5, 3, 2])
     module = lipcompile.private(net, {"x": words, "lengths": lengths}, bounds="clip")
@@ -184,6 +186,7 @@ class Fields(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:the weights were loaded, but could not be compared")
+@pytest.mark.filterwarnings("ignore:the import could not be checked")
 @pytest.mark.parametrize(("offsets", "largest"), [((0, 3, 9), 3), ((-1, 1, 4), 8)])
 def test_columns_may_share_a_table_at_offsets(offsets: tuple[int, ...], largest: int) -> None:
     """Whole numbers are known to exist up to where the table ends, also those from which something is taken."""

@@ -172,12 +172,19 @@ def along_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, 2, 3).mul(x.new_empty(x.shape[0], 1, 3).bernoulli_(KEPT)).reshape(-1, 6)
 
 
-@pytest.mark.parametrize(
-    "drop", [for_the_batch, shared, uniform, normal, along_rows, compared_twice, compared_of_others]
-)
+@pytest.mark.parametrize("drop", [shared, uniform, normal, along_rows, compared_twice, compared_of_others])
 def test_other_noise_is_refused(drop: Drop) -> None:
     found = from_module(Residual(drop), (6,), input_norm=1, loss="cross_entropy")
     assert {d.code for d in found.diagnostics if d.severity == "error"} == {"LIP110"}
+
+
+def test_a_draw_for_the_batch_is_one_for_each_example() -> None:
+    """A batch of one has no other."""
+    found = from_module(Residual(for_the_batch), (6,), input_norm=1, loss="cross_entropy")
+    assert found.ok
+    assert found.analysis is not None
+    (made,) = [node for node in found.analysis.graph.nodes if "dropout" in node.op.name]
+    assert (made.op.name, made.attributes.axes) == ("grouped_dropout", 0)
 
 
 def test_a_mask_that_depends_on_the_batch_is_refused() -> None:
