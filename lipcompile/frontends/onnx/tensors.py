@@ -320,7 +320,7 @@ class _Rewriting:
             self._multiply_rows(node, batch, shape)
             return
         is_vector = len(shape) == 1
-        if place or (left in self.lifted and (rank == 2 or len(self.lifted[left].shape) == 1)):
+        if place or rank < 2 or (left in self.lifted and (rank == 2 or len(self.lifted[left].shape) == 1)):
             raise _NoFormError
         if rank > 2 and not is_vector:
             self._again(node, [self._aligned(node, name, batch) for name in node.input])

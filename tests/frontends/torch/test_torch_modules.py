@@ -907,7 +907,7 @@ def test_a_loop_over_the_batch_is_read_from_one_example() -> None:
             rows: torch.Tensor = torch.stack([self.layer(row) for row in x])
             return rows
 
-    derivation = from_module(Loop(), (4,), bounds="clip")
+    derivation = from_module(Loop(), (4,), loss="cross_entropy", bounds="clip")
     assert derivation.ok
     assert [found.code for found in derivation.diagnostics] == ["LIP130"]
 
