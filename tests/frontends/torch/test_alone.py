@@ -587,6 +587,7 @@ class Waiting(Net):
         return self.layer(half(x))
 
 
+@pytest.mark.slow
 def test_passes_of_threads_do_not_overlap() -> None:
     """One that begins within another would leave it the weights and attributes of its own examples."""
     made = private(Waiting(), NUMBERS, verify_import=False)

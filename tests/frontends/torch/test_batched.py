@@ -223,6 +223,7 @@ def test_dropout_stays_dropout() -> None:
     assert len(made.train()(x).unique(dim=0)) == 8  # of 2²⁴ masks, two of which are the same once in 600,000 runs
 
 
+@pytest.mark.slow
 def test_statistics_of_the_batch_are_replaced() -> None:
     class Normed(Windows):
         def __init__(self) -> None:
