@@ -125,10 +125,17 @@ def cause_of_each(refused: Loaded) -> Diagnostic | None:
 
 
 def is_of_each(module: Module, examples: Sequence[Example], refused: Loaded, repairs: Repairs | None) -> bool:
-    """Whether a refused module computes the same of each example alone as of a batch; see `as_function`."""
+    """Whether a refused module computes the same of each example alone as of a batch; see `as_function`.
+
+    Raises Untraceable (LIP101) if it normalises with statistics of the batch.
+    """
     try:
         _compared(module, examples, repairs, may_draw=_MIXES not in {found.code for found in _errors(refused)})
-    except (NoFunctionError, Untraceable):
+    except NoFunctionError:
+        return False
+    except Untraceable as mixing:
+        if mixing.diagnostic.code == "LIP101":
+            raise
         return False
     return True
 

@@ -144,8 +144,11 @@ def _of_each(module: Module, examples: Sequence[Example], refused: Loaded, optio
     Statistics of the batch are the cause that can be fixed, so they are told.
     """
     cause = cause_of_each(refused)
-    if cause is None:
-        return None
+    try:
+        if cause is None or not is_of_each(module, examples, refused, options.apart().repairs):
+            return None
+    except Untraceable as statistics:
+        return replace(refused, diagnostics=(statistics.diagnostic,))
     if options.repairs is not None:
         options.repairs.made.clear()
     try:
@@ -153,8 +156,6 @@ def _of_each(module: Module, examples: Sequence[Example], refused: Loaded, optio
     except InputError:
         return None
     if loaded.graph is None:
-        return loaded if any(found.code == "LIP101" for found in loaded.diagnostics) else None
-    if not is_of_each(module, examples, refused, options.apart().repairs):
         return None
     return replace(loaded, diagnostics=(*loaded.diagnostics, cause))
 
