@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -77,17 +78,29 @@ class Network:
     parameters: Mapping[str, Shape]
 
 
-def alone(module: Module, examples: Sequence[Example], refused: Loaded, options: ModelOptions) -> Loaded | None:
+class Compared(NamedTuple):
+    """What a module is a function of, the module, the size of an output, and how many tokens there are."""
+
+    network: Network
+    module: Module
+    size: Shape
+    tokens: tuple[int, ...]
+
+
+def alone(
+    module: Module, examples: Sequence[Example], refused: Loaded, options: ModelOptions, known: Compared | None
+) -> Loaded | None:
     """Return a module that was refused as a function of one example; None if it is none.
 
-    Where an operation may mix examples, it must be compared in training mode, too.
+    Where an operation may mix examples, it must be compared in training mode, too. known: if it was compared.
     """
     errors = _errors(refused)
     codes = {found.code for found in errors}
     if not codes <= {*_OF_RULES, _MIXES}:
         return None
     try:
-        made = as_function(module, examples, refused.source, options, may_draw=_MIXES not in codes)
+        found = known or _compared(module, examples, options.repairs, may_draw=_MIXES not in codes)
+        made = _loaded(found, refused.source, options)
     except Untraceable as mixing:
         more = () if _MIXES in codes else (mixing.diagnostic,)
         return replace(refused, diagnostics=(*refused.diagnostics, *more))
@@ -96,16 +109,18 @@ def alone(module: Module, examples: Sequence[Example], refused: Loaded, options:
     return replace(made, diagnostics=(*made.diagnostics, _told(errors[0], made.source.network)))
 
 
-def as_function(
-    module: Module, examples: Sequence[Example], source: Source, options: ModelOptions, *, may_draw: bool = True
-) -> Loaded:
+def as_function(module: Module, examples: Sequence[Example], source: Source, options: ModelOptions) -> Loaded:
     """Return a module as a function of one example.
 
     It must compute the same of an example alone as of a batch: in evaluation mode, and in training mode unless it
-    may draw random numbers there, and does. Raises NoFunctionError, Untraceable if it mixes examples, InputError
-    for an unknown loss.
+    draws random numbers there. Raises NoFunctionError, Untraceable if it mixes examples, InputError for an unknown
+    loss.
     """
-    network, module, size, tokens = _compared(module, examples, options.repairs, may_draw=may_draw)
+    return _loaded(_compared(module, examples, options.repairs, may_draw=True), source, options)
+
+
+def _loaded(found: Compared, source: Source, options: ModelOptions) -> Loaded:
+    network, module, size, tokens = found
     builder = GraphBuilder(source.name)
     graph = _graph(builder, network, module, size, tokens, options)
     source = replace(source, sha256=_digest(network), network=network)
@@ -124,26 +139,25 @@ def cause_of_each(refused: Loaded) -> Diagnostic | None:
     return replace(errors[0], code="LIP130", message=message, help="", severity=Severity.NOTE, path=())
 
 
-def is_of_each(module: Module, examples: Sequence[Example], refused: Loaded, repairs: Repairs | None) -> bool:
-    """Whether a refused module computes the same of each example alone as of a batch; see `as_function`.
+def of_each(
+    module: Module, examples: Sequence[Example], refused: Loaded, repairs: Repairs | None
+) -> Compared | None:
+    """Return a refused module if it computes the same of each example alone as of a batch; see `as_function`.
 
     Raises Untraceable (LIP101) if it normalises with statistics of the batch.
     """
+    may_draw = _MIXES not in {found.code for found in _errors(refused)}
     try:
-        _compared(module, examples, repairs, may_draw=_MIXES not in {found.code for found in _errors(refused)})
+        return _compared(module, examples, repairs, may_draw=may_draw)
     except NoFunctionError:
-        return False
+        return None
     except Untraceable as mixing:
         if mixing.diagnostic.code == "LIP101":
             raise
-        return False
-    return True
+        return None
 
 
-def _compared(
-    module: Module, examples: Sequence[Example], repairs: Repairs | None, *, may_draw: bool
-) -> tuple[Network, Module, Shape, tuple[int, ...]]:
-    """Return what a module is a function of, the module, the size of an output, and how many tokens there are."""
+def _compared(module: Module, examples: Sequence[Example], repairs: Repairs | None, *, may_draw: bool) -> Compared:
     with torch.random.fork_rng(devices=[]), silence():
         torch.manual_seed(_SEED)
         module = _without_statistics(module, repairs)
@@ -152,7 +166,7 @@ def _compared(
         tokens = tuple(_tokens(network, place) for place in range(len(network.inputs)))
         _compare(network, _in_mode(module, is_training=False), tokens, may_draw=False)
         _compare(network, _in_mode(module, is_training=True), tokens, may_draw=may_draw)
-    return network, module, size, tokens
+    return Compared(network, module, size, tokens)
 
 
 def found_again(reference: str, shapes: Mapping[str, Shape], sha256: str) -> Network | None:

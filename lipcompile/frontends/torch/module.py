@@ -30,7 +30,7 @@ from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
-from lipcompile.frontends.torch.alone import alone, cause_of_each, is_of_each, with_way, written
+from lipcompile.frontends.torch.alone import Compared, alone, cause_of_each, of_each, with_way, written
 from lipcompile.frontends.torch.computed import computed_weights
 from lipcompile.frontends.torch.cut import changed_gradients, noted
 from lipcompile.frontends.torch.draws import draws_in_evaluation, means
@@ -122,15 +122,17 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         raise input_error("LIP023", message, "call the module once, on an example")
     if options.clips_all:  # then no weight is held against a constraint, which takes a while
         options = replace(options, bounds="clip")
+    known = None
     with keeping_attributes(module):
         loaded = _read(module, examples, name, path, options)
         if loaded.graph is None:
-            loaded = _of_each(module, examples, loaded, options) or loaded
+            loaded, known = _of_each(module, examples, loaded, options)
     if loaded.graph is not None:
         return loaded
     if options.bounds != "clip" or options.input_norm is not None:
         return with_way(loaded)
-    made = alone(module, examples, loaded, options) or loaded
+    known = known if options.repairs is None else None  # once more, with a note of each replacement
+    made = alone(module, examples, loaded, options, known) or loaded
     if made.source.network is None or options.is_repaired:
         return made
     run = partial(ModuleRun, module, made.source.network.inputs, None, precision(module))
@@ -138,26 +140,32 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     return replace(made, original=run, diagnostics=told)
 
 
-def _of_each(module: Module, examples: Sequence[Example], refused: Loaded, options: ModelOptions) -> Loaded | None:
-    """Read a refused module from the trace of one example, if it computes the same of a batch; None if not.
+def _of_each(
+    module: Module, examples: Sequence[Example], refused: Loaded, options: ModelOptions
+) -> tuple[Loaded, Compared | None]:
+    """Read a refused module from the trace of one example, if it computes the same of a batch.
 
-    Statistics of the batch are the cause that can be fixed, so they are told.
+    Returns the module, refused if it could not be read so, and what was compared. Statistics of the batch are the
+    cause that can be fixed, so they are told.
     """
     cause = cause_of_each(refused)
+    if cause is None:
+        return refused, None
     try:
-        if cause is None or not is_of_each(module, examples, refused, options.apart().repairs):
-            return None
+        known = of_each(module, examples, refused, options.apart().repairs)
     except Untraceable as statistics:
-        return replace(refused, diagnostics=(statistics.diagnostic,))
+        return replace(refused, diagnostics=(statistics.diagnostic,)), None
+    if known is None:
+        return refused, None
     if options.repairs is not None:
         options.repairs.made.clear()
     try:
         loaded = _read(module, examples, refused.source.name, refused.source.path, options, of_one=True)
     except InputError:
-        return None
+        return refused, known
     if loaded.graph is None:
-        return None
-    return replace(loaded, diagnostics=(*loaded.diagnostics, cause))
+        return refused, known
+    return replace(loaded, diagnostics=(*loaded.diagnostics, cause)), known
 
 
 def _read(
