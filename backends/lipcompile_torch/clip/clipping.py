@@ -195,13 +195,12 @@ class Noted:
         under_way: the forward pass that uses it now.
 
     Attributes:
-        placeholder: what layers send back in the place of the gradient, 0-dim.
+        placeholder: what layers send back in the place of the gradient: zeros without memory of their own.
     """
 
     def __init__(self, parameter: Tensor, under_way: ForwardPass) -> None:
         self._under_way = under_way
-        self.placeholder = parameter.detach().new_zeros(())
-        self._shape = parameter.shape
+        self.placeholder = parameter.detach().new_zeros(()).expand(parameter.shape)
         self._uses: dict[int, list[tuple[int, Use]]] = {}
 
     def ticket(self) -> Ticket:
@@ -211,7 +210,7 @@ class Noted:
     def note(self, forward_pass: int, use: Use) -> Tensor:
         """Note a use; return what takes the place of the gradient."""
         self._uses.setdefault(_backward_pass(), []).append((forward_pass, use))
-        return self.placeholder.expand(self._shape)
+        return self.placeholder
 
     def is_foreign(self, cotangent: Tensor | None) -> bool:
         """Whether what arrives for the parameter is more than placeholders."""

@@ -137,7 +137,9 @@ def norm(tensor: Tensor) -> Tensor | None:
     """Return the Euclidean norm of a float32 tensor, 0-dim float64, off by a relative (n + 3)·2^-53 at most; None
     if there is no native code for it.
     """
-    if kernels is None or tensor.dtype != torch.float32 or not is_plain(tensor) or flat(tensor) is None:
+    if kernels is None or tensor.dtype != torch.float32 or not is_plain(tensor):
+        return None
+    if not tensor.is_contiguous() and flat(tensor) is None:
         return None
     squares = kernels.sum_of_squares(tensor.data_ptr(), tensor.numel(), torch.get_num_threads())
     return torch.tensor(math.sqrt(squares), dtype=torch.float64, device="cpu")

@@ -104,25 +104,26 @@ def fingerprint(rows: Sequence[Tensor], key: Key) -> Tensor:
 
 def _by_torch(rows: Sequence[Tensor], inner: Tensor, outer: Tensor) -> Tensor:
     """Return F of tensors on one device, whose blocks have the keys ``outer``."""
-    zeros = _zeros(inner.device)
-    parts = [(part, 1.0) for row in rows for part in _whole_blocks(row, zeros)]
+    # Entries of 32 bits are put together as they are, and read as words then: an operation for all of them.
+    kind = torch.float32 if all(row.dtype == torch.float32 for row in rows) else torch.int32
+    parts = [(part, 1.0) for row in rows for part in _whole_blocks(row, kind)]
     sums = [
-        (torch.cat([piece for piece, _ in pieces]).view(-1, BLOCK) * inner).sum(dim=1)
+        (torch.cat([piece for piece, _ in pieces]).view(torch.int32).view(-1, BLOCK) * inner).sum(dim=1)
         for pieces in stretches(parts, BLOCK * at_once(inner.device, *_AT_ONCE))
     ]
     return ((sums[0] if len(sums) == 1 else torch.cat(sums)) * outer).sum() if sums else inner.new_zeros(())
 
 
 @cache
-def _zeros(device: torch.device) -> Tensor:
-    return torch.zeros(BLOCK, dtype=torch.int32, device=device)
+def _zeros(count: int, kind: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(count, dtype=kind, device=device)
 
 
-def _whole_blocks(row: Tensor, zeros: Tensor) -> Iterator[Tensor]:
-    """Yield the words of a tensor [n], and as many zeros [BLOCK] as fill the last block."""
-    words = _words(row)
+def _whole_blocks(row: Tensor, kind: torch.dtype) -> Iterator[Tensor]:
+    """Yield the words of a tensor [n], and as many zeros as fill the last block."""
+    words = row if row.dtype == kind else _words(row)
     yield words
-    yield zeros[: -words.shape[0] % BLOCK]
+    yield _zeros(-words.shape[0] % BLOCK, kind, row.device)
 
 
 def _words(row: Tensor) -> Tensor:

@@ -103,8 +103,10 @@ def check_bounds(parameters: Mapping[str, nn.Parameter], bounds: Mapping[str, fl
             raise PrivacyError(f"the gradient bound of {name} is {bound}: no finite noise makes it private")
 
 
-def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
-    """Refuse an optimizer that needs more than one gradient a step, or does not hold every parameter once."""
+def check_optimizer(optimizer: Optimizer, own: Mapping[str, nn.Parameter]) -> None:
+    """Refuse an optimizer that needs more than one gradient a step, or does not hold every parameter of a module,
+    given by name, once.
+    """
     if isinstance(optimizer, LBFGS | SparseAdam):
         raise PrivacyError(
             f"{type(optimizer).__name__} cannot be used: it evaluates the loss several times per step, "
@@ -112,7 +114,6 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
             "gradient per step"
         )
     held = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    own = dict(module.named_parameters())
     if held.keys() - set(map(id, own.values())):
         raise PrivacyError("the optimizer holds parameters of other modules: give it module.parameters()")
     astray = [name for name, parameter in own.items() if parameter.requires_grad and held[id(parameter)] != 1]
@@ -123,25 +124,30 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
         )
 
 
-def replaced(module: nn.Module, known: Mapping[str, nn.Parameter]) -> list[str]:
-    """Return the names of trainable parameters that are not, by identity, those that are known."""
-    present = trainable(module)
+def replaced(own: Mapping[str, nn.Parameter], known: Mapping[str, nn.Parameter]) -> list[str]:
+    """Return the names of trainable parameters, of all that a module has, that are not, by identity, those known."""
+    present = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
     return sorted(name for name in present.keys() | known.keys() if present.get(name) is not known.get(name))
 
 
 def check_unchanged(
-    module: nn.Module, optimizer: Optimizer, known: Mapping[str, nn.Parameter], unchanged: bool
+    own: Mapping[str, nn.Parameter], optimizer: Optimizer, known: Mapping[str, nn.Parameter], unchanged: bool
 ) -> None:
-    """Refuse a step whose parameters are not, by identity and by content, those that the batch was drawn for."""
-    changed = replaced(module, known)
+    """Refuse a step whose parameters are not, by identity and by content, those that the batch was drawn for.
+
+    Args:
+        own: all parameters of the module now, by name.
+        known: those that were trainable then.
+        unchanged: whether all have the content of then.
+    """
+    changed = replaced(own, known)
     if changed:
         raise PrivacyError(
             f"parameters {', '.join(changed)} were added, replaced, frozen or unfrozen after "
             "make_private, so they have no proved bound: compile the changed model and call "
             "make_private again"
         )
-    check_optimizer(optimizer, module)
-    check_hooks(module)
+    check_optimizer(optimizer, own)
     if not unchanged:
         raise PrivacyError(
             "parameters were changed after the batch was drawn and before the step, so the gradient "
@@ -175,12 +181,14 @@ class Contents:
     :mod:`..native.fingerprint`); of a sharded parameter it is that of the shard.
 
     Args:
-        forms: of each parameter the name, the count, dtype, shape and strides.
+        forms: the count, dtype, shape and strides of each parameter, by name.
         bits: 0-dim, on the device of the first parameter, so that nobody waits for it.
+        views: of the entries [n] of each parameter in the order of memory, by name, where there is one.
     """
 
-    forms: tuple[tuple[object, ...], ...]
+    forms: Mapping[str, tuple[object, ...]]
     bits: Tensor
+    views: Mapping[str, Tensor]
 
     def same(self, other: Contents) -> bool:
         """Whether both are those of the same parameters, unchanged."""
@@ -190,13 +198,35 @@ class Contents:
         """Return whether bits differ, 0-dim, without waiting for the device."""
         return self.bits != other.bits.to(self.bits.device)
 
+    def view_of(self, name: str, tensor: Tensor, form: tuple[object, ...]) -> Tensor | None:
+        """Return the view of a parameter, if the tensor lies in the same memory in the same way."""
+        view = self.views.get(name)
+        if view is None or form[1:] != self.forms[name][1:]:
+            return None
+        return view if view.data_ptr() == tensor.data_ptr() and view.device == tensor.device else None
 
-def current_contents(module: nn.Module) -> Contents:
-    """Return what the parameters of a module are now: those that are frozen too, as bounds depend on them."""
-    with torch.no_grad():
-        here = [(name, parameter._version, local(parameter)) for name, parameter in module.named_parameters()]
-        forms = tuple((name, version, t.dtype, t.shape, t.stride()) for name, version, t in here)
-        return Contents(forms, fingerprint([in_memory(tensor) for _, _, tensor in here], own_key()))
+
+UNREAD = Contents({}, torch.zeros((), dtype=torch.int64), {})
+"""Of no parameters."""
+
+
+@torch.no_grad()
+def current_contents(parameters: Mapping[str, nn.Parameter], before: Contents = UNREAD) -> Contents:
+    """Return what the parameters of a module are now.
+
+    Args:
+        parameters: all by name: those that are frozen too, as bounds depend on them.
+        before: whose views need not be made again.
+    """
+    forms, rows, views = {}, [], {}
+    for name, parameter in parameters.items():
+        tensor = local(parameter)
+        forms[name] = form = parameter._version, tensor.dtype, tensor.shape, tensor.stride()
+        known = before.view_of(name, tensor, form)
+        rows.append(row := in_memory(tensor) if known is None else known)
+        if row.data_ptr() == tensor.data_ptr():
+            views[name] = row
+    return Contents(forms, fingerprint(rows, own_key()), views)
 
 
 def fingerprints(parameters: Mapping[str, nn.Parameter], key: Key) -> list[int]:
@@ -246,7 +276,7 @@ class Measured:
 
 
 def measure(
-    module: nn.Module,
+    own: Mapping[str, nn.Parameter],
     parameters: Mapping[str, nn.Parameter],
     before: Contents,
     gate: GateRecord,
@@ -256,12 +286,12 @@ def measure(
     """Measure everything, and wait for the device once.
 
     Args:
-        module: what `before` was read from.
+        own: all parameters of the module that `before` was read from, by name.
         parameters: whose gradients are measured.
         arrived: norms of gradients when they arrived, by name.
         weights: whose norms are measured as well.
     """
-    now, norms = current_contents(module), _norms(parameters)
+    now, norms = current_contents(own, before), _norms(parameters)
     sizes = norms_of(list(weights.values()))
     flowed = [torch.zeros(()) if value is None else value for value in (gate.foreign, gate.largest)]
     values = [now.differs(before), *flowed, *norms.values(), *arrived.values(), *sizes]
@@ -305,7 +335,7 @@ def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
         if found[place] is None:
             alike.setdefault((gradient.device, gradient.dtype), []).append(place)
     for places in alike.values():
-        rows = [in_memory(here[place]) for place in places]
+        rows = [here[place] if here[place].is_contiguous() else in_memory(here[place]) for place in places]
         for place, norm in zip(places, torch._foreach_norm(rows, 2, dtype=torch.float64), strict=True):
             found[place] = norm
     return [norm for norm in found if norm is not None]

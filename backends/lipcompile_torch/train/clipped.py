@@ -302,7 +302,7 @@ class ClippedGradients:
     def _check_module(self) -> None:
         """Refuse what has changed since, and layers that see the whole batch."""
         checks.check_hooks(self.module)
-        changed = checks.replaced(self.module, self._parameters)
+        changed = checks.replaced(dict(self.module.named_parameters()), self._parameters)
         if changed:
             raise PrivacyError(
                 f"parameters {', '.join(changed)} were added, replaced, frozen or unfrozen after "

@@ -217,7 +217,7 @@ class PrivacyEngine:
             PrivacyError, ValueError: see there, and `make_private`.
         """
         normaliser = float(data_loader.batch_size or 1)
-        checks.check_optimizer(optimizer, module)
+        checks.check_optimizer(optimizer, dict(module.named_parameters()))
         for name in ("loss_clip", "clip_length"):
             if options.get(name) is not None:
                 raise PrivacyError(f"per-example gradients are clipped already: leave {name} out")
@@ -547,7 +547,7 @@ def _lipschitz(module: object, optimizer: Optimizer, bounds: Source) -> Lipschit
     assert isinstance(module, LipschitzModule)
     check_certificate(module)
     checks.check_clips(module)
-    checks.check_optimizer(optimizer, module)
+    checks.check_optimizer(optimizer, dict(module.named_parameters()))
     return module
 
 

@@ -161,6 +161,7 @@ class LipschitzGradients:
         self._long_slacks: dict[dtype, float] = {}
         self._watch = GradientWatch(self._parameters, late=self.module is not module)
         self._batch: object = None
+        self._contents = checks.UNREAD
         self._groups = [group.parameters for group in self.module.clips]
         self._proved = self._parameters.keys() - self.module.clipped_parameters
         # Then no bound follows weights, and there is nothing to project.
@@ -193,7 +194,7 @@ class LipschitzGradients:
         settle(self.module)
         changed = self.total.world.each("draw a batch", lambda: not self._is_free and self._weights_changed())
         if self._is_free:  # and nobody has to wait for what was changed
-            self._contents = checks.current_contents(self.module)
+            self._contents = self._current_contents()
         elif any(changed):
             self._project()
         self._set_clips()
@@ -213,7 +214,7 @@ class LipschitzGradients:
         return self.module.gradient_bounds() | self.module.moved_bounds
 
     def _weights_changed(self) -> bool:
-        return not checks.current_contents(self.module).same(self._contents)
+        return not self._current_contents().same(self._contents)
 
     def reset(self) -> None:
         """Empty the gate."""
@@ -246,9 +247,11 @@ class LipschitzGradients:
         self.total.check()
         arrived = self._watch.norms
         weights = self._parameters if self._is_free else {}  # others were projected, which looks at them
-        measured = checks.measure(module, self._parameters, self._contents, module.gate, arrived, weights)
+        own = dict(module.named_parameters())
+        measured = checks.measure(own, self._parameters, self._contents, module.gate, arrived, weights)
         self._norms, self._altered = measured.norms, measured.altered
-        checks.check_unchanged(module, self._optimizer, self._parameters, measured.unchanged)
+        checks.check_unchanged(own, self._optimizer, self._parameters, measured.unchanged)
+        checks.check_hooks(module)
         checks.check_weights(self._parameters, measured.weights)
         self._check_settings()
         self._watch.check_hooks()
@@ -376,7 +379,10 @@ class LipschitzGradients:
         self.module.project_()
         if self._fixed_norm:
             self.module.fill_()
-        self._contents = checks.current_contents(self.module)
+        self._contents = self._current_contents()
+
+    def _current_contents(self) -> checks.Contents:
+        return checks.current_contents(dict(self.module.named_parameters()), self._contents)
 
 
 class PerExampleGradients(Gradients):
@@ -458,7 +464,7 @@ class PerExampleGradients(Gradients):
                 "passed to clipped.backward(x, y): call it once for each batch of the loader, with the "
                 "whole batch"
             )
-        checks.check_optimizer(self._optimizer, self.module)
+        checks.check_optimizer(self._optimizer, dict(self.module.named_parameters()))
         self.clipped.deposit_()
         batches = (batch.step, batch.round, batch.total, batch.digest)
         return {"examples": batch.examples, "batches": batches, "weights": self.total.weights()}

@@ -12,11 +12,16 @@ import torch
 from lipcompile_torch import native
 from lipcompile_torch.distributed import World
 from lipcompile_torch.native.fingerprint import BLOCK, Key, fingerprint, in_memory
-from lipcompile_torch.train.checks import current_contents
+from lipcompile_torch.train.checks import UNREAD, Contents, current_contents
 from lipcompile_torch.train.reduction import Reduction
 from torch import Tensor, nn
 
 SECRET = bytes(range(32))
+
+
+def contents_of(module: nn.Module, before: Contents = UNREAD) -> Contents:
+    """Its parameters as they are now, by views of what they were before where these are still views of them."""
+    return current_contents(dict(module.named_parameters()), before)
 
 
 def words_of(row: Tensor) -> list[int]:
@@ -102,37 +107,47 @@ def moved(weight: Tensor) -> None:
 def test_words_that_change_places_are_seen(change: Callable[[Tensor], None], dtype: torch.dtype) -> None:
     """A sum of words stays the same under all but the last, and in float64 under that."""
     layer = nn.Linear(64, 64).to(dtype)
-    before = current_contents(layer)
-    assert before.same(current_contents(layer))
+    before = contents_of(layer)
+    assert before.same(contents_of(layer, before))
     change(layer.weight.data)
-    assert not before.same(current_contents(layer))
+    assert not before.same(contents_of(layer, before))
 
 
 def test_parameters_that_exchange_what_they_hold_are_seen() -> None:
     pair = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    before = current_contents(pair)
+    before = contents_of(pair)
     one, other = (part.weight for part in pair)
     one.data, other.data = other.data, one.data
-    assert not before.same(current_contents(pair))
+    assert not before.same(contents_of(pair, before))
 
 
 def test_a_parameter_that_lies_otherwise_is_another() -> None:
     """The same memory read along other axes, with zeros at its end, or as numbers of another kind."""
     layer = nn.Linear(8, 8, bias=False)
     original = layer.weight.data
-    before = current_contents(layer)
+    before = contents_of(layer)
     for other in (original.T, torch.cat([original, torch.zeros(1, 8)]), original.view(16, 4)):
         layer.weight.data = other
-        assert not before.same(current_contents(layer))
+        assert not before.same(contents_of(layer, before))
     layer.weight.data = original
-    assert before.same(current_contents(layer))
+    assert before.same(contents_of(layer, before))
+
+
+def test_views_are_made_again_only_where_memory_is_another() -> None:
+    layer = nn.Linear(8, 8)
+    before = contents_of(layer)
+    layer.weight.data = layer.weight.data.clone()
+    after = contents_of(layer, before)
+    assert before.same(after)
+    assert after.views["bias"] is before.views["bias"]
+    assert after.views["weight"].data_ptr() == layer.weight.data_ptr() != before.views["weight"].data_ptr()
 
 
 def test_frozen_parameters_are_among_them() -> None:
     layer = nn.Linear(8, 8).requires_grad_(requires_grad=False)
-    before = current_contents(layer)
+    before = contents_of(layer)
     layer.weight.data[0, 0] += 1
-    assert not before.same(current_contents(layer))
+    assert not before.same(contents_of(layer, before))
 
 
 @pytest.mark.usefixtures("passes")
@@ -142,13 +157,13 @@ def test_every_bit_of_a_parameter_is_in_its_fingerprint_however_it_lies() -> Non
     cuts = whole[:, :, :5], whole[:, 1:2, ::2], whole[0, :2, :1], whole[0, 0, :7], whole.half()[..., :3]
     for given in (whole, whole.mT, *cuts):
         holder = nn.ParameterList([nn.Parameter(given)])
-        before = current_contents(holder)
-        assert before.same(current_contents(holder))
+        before = contents_of(holder)
+        assert before.same(contents_of(holder, before))
         for _ in range(5):
             place = tuple(chance.randrange(size) for size in given.shape)
             bits = holder[0].data.view(torch.int32 if given.element_size() == 4 else torch.int16)
             bits[place] ^= 1 << chance.randrange(8 * given.element_size() - 1)
-            after = current_contents(holder)
+            after = contents_of(holder, before)
             assert not before.same(after)
             before = after
 
