@@ -242,6 +242,9 @@ class ExampleGradients:
     def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield gradients of some examples, [c, entries] in float32 or float64."""
         most = self._most_at_once()
+        if 0 < len(self.read) <= most:  # then nothing is cut
+            yield slice(None), _gradients(self.read, self.made, self.windows)
+            return
         for start in range(0, len(self.read), most):
             some = slice(start, start + most)
             yield some, _gradients(self.read[some], self.made[some], self.windows)
@@ -293,15 +296,23 @@ def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:
     """Return gradients [B, F·C/groups·taps]."""
     least = torch.float64 if is_processor(made.device) else torch.float32
     dtype = torch.promote_types(torch.promote_types(read.dtype, made.dtype), least)
-    rank, groups = len(windows.kernel), windows.groups
-    grouped = torch.unflatten(made.to(dtype).flatten(2), 1, (groups, -1))
-    if windows.are_entries and made.shape[2:] == read.shape[2:]:
-        return torch.flatten(grouped @ torch.unflatten(read.to(dtype).flatten(2), 1, (groups, -1)).mT, 1)
+    groups = windows.groups
     if 0 in made.shape:  # torch cuts no windows where there are none
         return made.new_zeros(len(made), made.shape[1] * read.shape[1] // groups * math.prod(windows.kernel))
-    cut = torch.unflatten(unfolded(read.to(dtype), made.shape[2:], windows), 1, (groups, -1))
-    rows = cut.movedim(2, 2 + rank).flatten(2, 1 + rank).flatten(3)  # [B, groups, positions, C/groups·taps]
-    return torch.flatten(grouped @ rows, 1)
+    made, columns = made.to(dtype).flatten(2), _columns(read.to(dtype), made.shape[2:], windows)
+    if groups > 1:
+        made, columns = (torch.unflatten(operand, 1, (groups, -1)) for operand in (made, columns))
+    return torch.flatten(made @ columns.mT, 1)
+
+
+def _columns(read: Tensor, outputs: torch.Size, windows: Windows) -> Tensor:
+    """Return the window of each position, [B, C·taps, positions]."""
+    if windows.are_entries and read.shape[2:] == outputs:
+        return read.flatten(2)
+    rank = len(windows.kernel)
+    if rank == 2 and windows.outputs(read.shape[2:]) == tuple(outputs):  # one operation
+        return F.unfold(read, windows.kernel, windows.dilation, windows.padding, windows.stride)
+    return unfolded(read, outputs, windows).flatten(2 + rank).flatten(2, 1 + rank).mT.flatten(1, 2)
 
 
 def unfolded(read: Tensor, outputs: torch.Size, windows: Windows) -> Tensor:

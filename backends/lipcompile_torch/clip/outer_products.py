@@ -10,6 +10,7 @@ empty.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,11 @@ class Windows:
     def are_entries(self) -> bool:
         """Whether each window is one entry, and all entries are read in a row."""
         return {*self.kernel, *self.stride} == {1} and not any(self.padding)
+
+    def outputs(self, inputs: Sequence[int]) -> Shape:
+        """Return how many windows each axis has if it is padded behind the last entry as before the first."""
+        axes = zip(inputs, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return tuple((size + 2 * low - gap * (taps - 1) - 1) // step + 1 for size, taps, step, low, gap in axes)
 
     @property
     def taps_in_row(self) -> int:
