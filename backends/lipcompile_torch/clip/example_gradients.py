@@ -300,9 +300,10 @@ def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:
     if 0 in made.shape:  # torch cuts no windows where there are none
         return made.new_zeros(len(made), made.shape[1] * read.shape[1] // groups * math.prod(windows.kernel))
     made, columns = made.to(dtype).flatten(2), _columns(read.to(dtype), made.shape[2:], windows)
-    if groups > 1:
-        made, columns = (torch.unflatten(operand, 1, (groups, -1)) for operand in (made, columns))
-    return torch.flatten(made @ columns.mT, 1)
+    if groups == 1:
+        return torch.bmm(made, columns.mT).flatten(1)
+    grouped, own = (torch.unflatten(operand, 1, (groups, -1)) for operand in (made, columns))
+    return torch.flatten(grouped @ own.mT, 1)
 
 
 def _columns(read: Tensor, outputs: torch.Size, windows: Windows) -> Tensor:

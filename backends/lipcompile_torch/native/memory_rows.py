@@ -73,10 +73,8 @@ def by_device(parts: Sequence[Part]) -> dict[torch.device, list[Part]]:
 
 def with_values(parts: Sequence[Part], values: Tensor) -> Iterator[tuple[Tensor, float, Tensor]]:
     """Yield each part and its share of the values, [n] for parts of n entries together."""
-    start = 0
-    for tensor, scale in parts:
-        yield tensor, scale, values[start : start + tensor.shape[0]]
-        start += tensor.shape[0]
+    shares = torch.split(values, [tensor.shape[0] for tensor, _ in parts])
+    yield from ((tensor, scale, share) for (tensor, scale), share in zip(parts, shares, strict=True))
 
 
 def add_scaled_(parts: Sequence[Part], values: Tensor, spare: Tensor | None = None) -> None:
