@@ -36,7 +36,8 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
     """Return the dtype in which runs of these tensors are added: float32, or float64 if one of them has it."""
     dtype = torch.float32
     for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+        if tensor.dtype != dtype:  # to ask torch takes as long as an operation
+            dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
 
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from ..certify.sums import working_dtype
 from ..devices import at_once, is_processor
 from .factors import Factors
 from .native_gradients import HeldGradients, NativeGradients, Scaling, native_gradients
@@ -294,8 +295,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:
     """Return gradients [B, F·C/groups·taps]."""
-    least = torch.float64 if is_processor(made.device) else torch.float32
-    dtype = torch.promote_types(torch.promote_types(read.dtype, made.dtype), least)
+    dtype = torch.float64 if is_processor(made.device) else working_dtype(read, made)
     groups = windows.groups
     if 0 in made.shape:  # torch cuts no windows where there are none
         return made.new_zeros(len(made), made.shape[1] * read.shape[1] // groups * math.prod(windows.kernel))

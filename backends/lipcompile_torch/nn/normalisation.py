@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import native
 from ..autograd import apply
+from ..certify.sums import working_dtype
 
 Axes = tuple[int, ...]
 
@@ -43,7 +44,7 @@ def _divided(x: Tensor, dimensions: Axes, floor: float | None, eps: float | None
 
 
 def _working(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(working_dtype(x))
 
 
 def center(x: Tensor, axes: Axes) -> Tensor:
