@@ -37,9 +37,9 @@ class Factors:
 
     def of_some(self, some: slice | Tensor) -> Factors:
         """Return those of some examples."""
-        return (
-            self if isinstance(some, slice) and some == slice(None) else Factors(self.values[some], self.has_zeros)
-        )
+        if isinstance(some, slice) and some == slice(None):
+            return self
+        return Factors(self.values[some], self.has_zeros)
 
     def kept(self, rows: Tensor) -> Tensor:
         """Return [B, n] with the rows of factor 0 set to 0."""

@@ -125,7 +125,7 @@ def check_optimizer(optimizer: Optimizer, own: Mapping[str, nn.Parameter]) -> No
 
 
 def replaced(own: Mapping[str, nn.Parameter], known: Mapping[str, nn.Parameter]) -> list[str]:
-    """Return the names of trainable parameters, of all that a module has, that are not, by identity, those known."""
+    """Return the names of trainable parameters, of all of a module, that are not, by identity, those known."""
     present = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
     return sorted(name for name in present.keys() | known.keys() if present.get(name) is not known.get(name))
 
@@ -299,9 +299,9 @@ def measure(
     unchanged = different == 0.0 and now.forms == before.forms
     flow = Flow(gate.examples, foreign, largest)
     left = iter(lengths)
-    found, first, own = (dict(zip(names, left, strict=False)) for names in (norms, arrived, weights))
+    found, first, held = (dict(zip(names, left, strict=False)) for names in (norms, arrived, weights))
     altered = {name for name, norm in first.items() if repr(norm) != repr(found.get(name))}  # NaN is itself
-    return Measured(unchanged, flow, own, found, altered)
+    return Measured(unchanged, flow, held, found, altered)
 
 
 def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
