@@ -3,9 +3,8 @@
     python -m benchmarks.operations [--networks opacus vgg …] [--batch 16] [--json FILE]
 
 There the processor that starts operations limits the step of a small network. The count does not depend on the
-machine, so it compares two versions where no device is at hand: processors are taken for a device of which nothing is
-known. Views count, which start nothing and take time all the same. Most operations on a list of tensors count for
-each of them, though a device starts one.
+machine, so it compares two versions where no device is at hand: processors are taken for a device of which nothing
+is known. Views count, which start nothing and take time all the same.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ def measure(
         weights: whose norms are measured as well.
     """
     now, norms = current_contents(own, before), _norms(parameters)
-    sizes = norms_of(list(weights.values()))
+    sizes = norms_of([weight.detach() for weight in weights.values()])  # plain tensors, for native code
     flowed = [torch.zeros(()) if value is None else value for value in (gate.foreign, gate.largest)]
     values = [now.differs(before), *flowed, *norms.values(), *arrived.values(), *sizes]
     different, foreign, largest, *lengths = _fetched(values)
