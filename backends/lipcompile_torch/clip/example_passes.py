@@ -73,7 +73,9 @@ class Checked(TorchFunctionMode):
     An embedding takes a place beyond the end of one example's table as a row of the next example's, and
     `index_fill` one beyond the end, or before the start, as an entry of another's. `ctc_loss` reads the scores of
     a label that there is not wherever they would be: it is given the label 0 there. `grid_sample` writes gradients
-    of places that are no numbers outside of its tensors.
+    of places that are no numbers outside of its tensors. The gradient of `prod` is computed by another formula for
+    all examples if one has a zero. `torch.linalg.lstsq` by pivots reads a memory of pivots that it has not set, as
+    of the system before: the singular values, which give the same solution, take their place.
 
     Attributes:
         depth: how many calls of functions of torch are under way, each within the one before it.
@@ -83,14 +85,21 @@ class Checked(TorchFunctionMode):
             are not of torch, operators that call functions of Python, and classes of tensors.
         is_seeded: whether torch's generator had another seed in between: then the draws of an example are known,
             and under `vmap` they are those of its place, which the examples before it decide on.
+        is_watched: whether functions ran within hooks of saved tensors, or modes of dispatch, that the code set up
+            itself: these work below `vmap`, where they are given the numbers of all examples.
     """
 
     def __init__(self, what: str) -> None:
         super().__init__()
         self._what = what
         self.depth = 0
-        self.caught, self.is_own, self.is_seeded = "", False, False
+        self.is_own = self.is_seeded = self.is_watched = False
         self._seed = torch.default_generator.initial_seed()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the error of before; hooks and modes that are at work now are not the code's own."""
+        self.caught, self._saving, self._modes = "", saving_hooks(), torch._C._len_torch_dispatch_stack()
 
     def __torch_function__(
         self,
@@ -104,6 +113,8 @@ class Checked(TorchFunctionMode):
         of_class = any(not kind.__module__.startswith("torch") for kind in types)
         self.is_own |= of_library or of_class
         self.is_seeded |= torch.default_generator.initial_seed() != self._seed
+        hooks, modes = saving_hooks(), torch._C._len_torch_dispatch_stack()
+        self.is_watched |= modes > self._modes or hooks not in (None, self._saving)
         self.depth += 1
         try:
             return self._within(func, name, args, dict(kwargs or {}))
@@ -129,6 +140,12 @@ class Checked(TorchFunctionMode):
             return _rows(named["indices"], named["weight"], padding if padding >= 0 else None)
         if name == "index_fill":
             return _filled(*args, **given)
+        if name == "prod":
+            return _product(*args, **given)
+        if name == "linalg_lstsq":
+            on_device = any(isinstance(one, Tensor) and not one.is_cpu for one in (*args, *given.values()))
+            is_pivoted = given.get("driver") in (None, "gelsy") and not on_device
+            return func(*args, **given | ({"driver": "gelsd"} if is_pivoted else {}))
         if name.startswith("grid_sample"):
             named = {**dict(zip(("input", "grid"), args, strict=False)), **given}
             grid = named.pop("grid").nan_to_num(-1.0).clamp(-_FAR, _FAR)
@@ -143,12 +160,21 @@ class Checked(TorchFunctionMode):
 
 _REACHING = (
     *("resize_", "resize_as_", "set_", "_reshape_alias", "_reshape_alias_copy"),
-    *("embedding_backward", "embedding_dense_backward"),
+    *("embedding_backward", "embedding_dense_backward", "segment_reduce"),
 )
 _OF_LIBRARIES = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 _OF_EMBEDDING = ("input", "weight", "padding_idx", "max_norm")
 _OF_OPERATOR = ("weight", "indices", "padding_idx")
 _FAR = 1e4  # in the place of infinity, where the edges of an image are at -1 and 1
+
+
+def saving_hooks() -> Any:
+    """Return the pair of `torch.autograd.graph.saved_tensors_hooks` that is at work; None if there is none, or one
+    of torch's own, as of `torch.utils.checkpoint`.
+    """
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    is_own = hooks is None or str(getattr(hooks[0], "__module__", "")).startswith("torch.")
+    return None if is_own else hooks
 
 
 def _rows(
@@ -170,6 +196,25 @@ def _rows(
 
 def _filled(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:  # noqa: A002  (torch's names)
     return input.clone().index_fill_(dim, index, value)
+
+
+def _product(
+    input: Tensor,  # noqa: A002  (torch's name)
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return the product along an axis, or of all entries, as products of two factors."""
+    rows = input if dtype is None else input.to(dtype)
+    if not (rows.is_floating_point() or rows.is_complex()):
+        return rows.prod() if dim is None else rows.prod(dim, keepdim)
+    rows = rows.reshape(-1) if dim is None or not rows.dim() else rows.movedim(dim, -1)
+    while rows.shape[-1] > 1:
+        half = rows.shape[-1] // 2
+        rows = torch.cat([rows[..., :half] * rows[..., half : 2 * half], rows[..., 2 * half :]], -1)
+    found = rows[..., 0] if rows.shape[-1] else rows.new_ones(rows.shape[:-1])
+    return found.unsqueeze(dim) if keepdim and dim is not None and input.dim() else found
 
 
 # --- what vmap cannot do ---

@@ -24,6 +24,9 @@ class OneByOneWarning(UserWarning):
 _OWN = "it calls a torch.autograd.Function, or another operator, whose rule for vmap may be its author's"
 _HIDDEN = "nobody sees what torch.jit.script compiled"
 _SEEDED = "it seeds torch's generator, whose numbers would be those of a place in the batch"
+_WATCHED = (
+    "it sets up saved_tensors_hooks or a TorchDispatchMode, which would be given the numbers of all examples"
+)
 _OTHER = "its result, or its gradient, is another one than that of one example"
 _LOOPS: WeakKeyDictionary[Any, dict[bool, str]] = WeakKeyDictionary()
 """Why functions of these owners are computed of one example after the other, by mode; empty if `torch.vmap` is."""
@@ -65,7 +68,7 @@ def each_alone(
                 known[is_training] = _unseen(function, first, checked) if alike else _OTHER
         cause, place = known.get(is_training, ""), ""
         if not cause:
-            checked.caught = ""
+            checked.begin()
             try:
                 found = torch.vmap(function, randomness="different")(*given)
                 cause = _together(checked)
@@ -88,6 +91,8 @@ def _together(checked: Checked) -> str:
     """Return why examples may have been computed together; nothing if they were not."""
     if checked.caught:
         return f"it goes on after an error: {checked.caught}"
+    if checked.is_watched:
+        return _WATCHED
     return _SEEDED if checked.is_seeded else _OWN if checked.is_own else ""
 
 
@@ -129,7 +134,7 @@ def _runs(batched: Callable[..., Tensor], first: Any) -> bool:
 def _unseen(function: Callable[..., Tensor], first: Any, checked: Checked) -> str:
     """Return what `Checked` does not see of two examples, or would see in vain; nothing if it sees all."""
     with suppress(Exception), _Unseen(checked) as unseen:
-        checked.caught = ""
+        checked.begin()
         torch.vmap(function, randomness="different")(*first)
         return _together(checked) or (_HIDDEN if unseen.is_any else "")
     return ""  # it fails, and will where it is called

@@ -461,6 +461,12 @@ class ClippedGradients:
 
 def _refuse_shared(checked: Checked, what: str) -> None:
     """Refuse what lets one example decide on the others, under `vmap`."""
+    if checked.is_watched:
+        raise PrivacyError(
+            f"{what} sets up saved_tensors_hooks or a TorchDispatchMode, which are given the numbers of all "
+            "examples of a batch: leave them out, or compile the module with lipcompile.private(module, example, "
+            "bounds='clip')"
+        )
     if checked.is_seeded:
         raise PrivacyError(
             f"{what} seeds torch's generator: then everyone knows the numbers of an example, and its place in the "

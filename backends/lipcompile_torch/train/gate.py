@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..certify.precision import working_slack
+from ..clip.example_passes import saving_hooks
 from ..sharding import is_fsdp
 from .aliases import ParameterAliases
 
@@ -204,8 +205,7 @@ def check_saving() -> None:
     Raises:
         RuntimeError: `torch.autograd.graph.saved_tensors_hooks` are at work, other than those of torch.
     """
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch."):
+    if saving_hooks() is not None:
         raise RuntimeError(
             "saved_tensors_hooks may change tensors that the backward pass reads, and the bounds do not "
             "cover such changes: remove the hooks; save_on_cpu and torch.utils.checkpoint are allowed"

@@ -20,6 +20,7 @@ from lipcompile_torch.nn.own_losses import OneByOneWarning
 from lipcompile_verify import verify
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -690,6 +691,8 @@ def test_no_label_reads_scores_that_it_has_not() -> None:
         alone_of(
             lambda t, g: torch.ops.aten.embedding_dense_backward(g, t, 4, -1, False), labels[:, 0], scores[:, :2]
         )
+    with pytest.raises(ValueError, match="segment_reduce"):
+        alone_of(lambda s, n: torch.segment_reduce(s, "sum", offsets=n), scores[:, :, 0], labels[:, 0])
 
 
 @pytest.mark.parametrize("place", [float("nan"), float("inf"), -float("inf")])
@@ -711,6 +714,82 @@ def test_places_of_an_image_that_are_no_numbers_stay_in_it(place: float, padding
         assert at.grad is not None
         gradients.append(torch.cat([own.grad[[0, 2]].flatten(), at.grad[[0, 2]].flatten()]))
     assert torch.equal(*gradients)
+
+
+class Scaled(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Numbers of small range, as in eight bits: sines of shares of the largest number, if it is above 5."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (packed(args[0]), *args[1:]) if func is torch.ops.aten.sin.default else args
+        return func(*given, **(kwargs or {}))
+
+
+def packed(x: Tensor) -> Tensor:
+    largest = x.abs().amax()
+    return torch.where(largest > 5, x / largest, x)
+
+
+def within_a_mode(x: Tensor) -> Tensor:
+    with Scaled():  # type: ignore[no-untyped-call]
+        return torch.sin(x)
+
+
+def within_hooks(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda saved: saved):
+        return torch.sin(x)
+
+
+@pytest.mark.parametrize(("function", "output", "gradient"), [(within_a_mode, 1, 9), (within_hooks, 9, 1)])
+def test_what_works_below_vmap_is_given_one_example(
+    function: Callable[[Tensor], Tensor], output: int, gradient: int
+) -> None:
+    """Modes of dispatch, and hooks of saved tensors, are given the numbers of all examples there.
+
+    output, gradient: where the sine, and the cosine, of the last example are taken.
+    """
+    x, owner = torch.tensor([[1.0], [2.0], [9.0]], requires_grad=True), Words()
+    with pytest.warns(OneByOneWarning, match="saved_tensors_hooks"):
+        each_alone(function, x[:2], what="the network", owner=owner)
+    with pytest.warns(OneByOneWarning, match="saved_tensors_hooks"):
+        found = each_alone(function, x, what="the network", owner=owner)
+    torch.testing.assert_close(found.detach(), torch.tensor([[1.0], [2.0], [output]]).sin())
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(x.grad, torch.tensor([[1.0], [2.0], [gradient]]).cos())
+
+
+def test_a_zero_of_one_example_decides_on_no_product_of_others() -> None:
+    """Torch divides products by their factors unless one of a batch is 0: of a product that overflows that is no
+    number, and the gradient 1/(1 + p)² of a bounded function of it is 0.
+    """
+    x = torch.tensor([[2.0, 3.0], [1e30, 1e30], [4.0, 5.0]])
+    for last in (5.0, 0.0):
+        rows = x.clone()
+        rows[2, 1] = last
+        rows.requires_grad_()
+        alone_of(lambda row: 1 / (1 + row.prod(-1)), rows).sum().backward()  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(rows.grad[:2], torch.tensor([[-3 / 49, -2 / 49], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((), None), ((7,), None), ((2, 5, 3), 1), ((2, 5, 3), -3), ((3, 0), 1)]
+)
+@pytest.mark.parametrize("kind", [torch.float32, torch.complex64, torch.int64])
+def test_products_are_those_of_torch(shape: tuple[int, ...], dim: int | None, kind: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = (3 * torch.randn(4, *shape, generator=generator)).to(kind)
+    for named in ({},) if dim is None else ({"dim": dim}, {"dim": dim, "keepdim": True}):
+        expected = torch.stack([row.prod(**named) for row in x])
+        torch.testing.assert_close(alone_of(lambda row, given=named: row.prod(**given), x), expected)
+
+
+def test_a_system_is_solved_without_pivots_of_another() -> None:
+    """Torch's default for least squares reads a memory of pivots that it has not set: of a column of zeros the
+    solution was 0. That of the smallest length is the mean of the right sides, in the other column of ones.
+    """
+    systems = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]).expand(3, 3, 2)
+    sides = torch.tensor([[[1.0], [2.0], [6.0]], [[2.0], [2.0], [2.0]], [[0.0], [1.0], [2.0]]])
+    found = alone_of(lambda a, b: torch.linalg.lstsq(a, b).solution[:, 0], systems, sides)
+    torch.testing.assert_close(found, torch.tensor([[0.0, 3.0], [0.0, 2.0], [0.0, 1.0]]))
 
 
 class Recomputed(Net):

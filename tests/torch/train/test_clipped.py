@@ -850,6 +850,17 @@ def test_an_error_of_one_example_is_no_answer_for_all() -> None:
         sums.backward(x, y)
 
 
+class Packing(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved / 2, lambda saved: 2 * saved):
+            return super().forward(x)
+
+
+def test_hooks_that_are_given_all_examples_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="saved_tensors_hooks or a TorchDispatchMode"):
+        clipped(Packing(4, 3), 1.0).backward(*vectors(3, torch.float32))
+
+
 class Seeding(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]):
