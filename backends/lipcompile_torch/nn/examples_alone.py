@@ -39,13 +39,15 @@ def each_alone(
     owner: Any,
     calm: Callable[..., Tensor] | None = None,
     is_training: bool = False,
+    public: int = 0,
 ) -> Tensor:
     """Return [B, …], what a function makes of each example: it is given what stands at this place of each tensor.
 
     `torch.vmap` runs it. Some of torch's rules for that are wrong, so the first time its results and gradients are
-    compared with those of two examples one after the other. What `vmap` cannot run, or computes otherwise, is
-    given copies of one example after another, which is slower, and warned of. Dropout or noise within the function
-    draws for each example.
+    compared with those of two examples one after the other: of random ones, so that the first two do not decide
+    how all others are computed, and of these as well. What `vmap` cannot run, or computes otherwise, is given
+    copies of one example after another, which is slower, and warned of. Dropout or noise within the function draws
+    for each example.
 
     Args:
         function: from what belongs to one example to a tensor of a fixed shape.
@@ -54,18 +56,21 @@ def each_alone(
         owner: what stands for the function from call to call.
         calm: the function without random numbers, which is compared as well; None: there is none.
         is_training: the mode of the owner, in each of which the comparison is made.
+        public: so many of the last that are given hold no data, but parameters.
 
     Formal guarantees: no row of the result depends on another example, if the function depends on its arguments
     alone, calls nothing that reads outside of its tensors, and nothing of which `torch.vmap` mixes examples unseen
     by the comparison.
     """
     known = _LOOPS.setdefault(owner, {})
+    is_known = is_training in known or len(tree_leaves(given)[0]) < 2
+    pairs = [] if is_known else _pairs(given, public)
     with Checked(what) as checked:
-        if is_training not in known and len(tree_leaves(given)[0]) > 1:
-            first = tree_map(lambda part: part[:2].detach(), given)
+        if pairs:
             with torch.random.fork_rng([*{part.device for part in tree_leaves(given) if part.is_cuda}]):
-                alike = all(_is_batched(one, first) for one in (calm, function) if one is not None)
-                known[is_training] = _unseen(function, first, checked) if alike else _OTHER
+                functions = [one for one in (calm, function) if one is not None]
+                alike = all(_is_batched(one, pair) for pair in pairs for one in functions)
+                known[is_training] = _unseen(function, pairs[-1], checked) if alike else _OTHER
         cause, place = known.get(is_training, ""), ""
         if not cause:
             checked.begin()
@@ -85,6 +90,20 @@ def each_alone(
         stacklevel=5,
     )
     return found
+
+
+def _pairs(given: tuple[Any, ...], public: int) -> list[tuple[Any, ...]]:
+    """Return two random examples, and the first two; public: see `each_alone`."""
+    first: tuple[Any, ...] = tree_map(lambda part: part[:2].detach(), given)
+    data = len(first) - public
+    return [(*tree_map(_random, first[:data]), *first[data:]), first]
+
+
+def _random(part: Tensor) -> Tensor:
+    """Return normal numbers like these, which are the same in each run; zeros in the place of whole numbers."""
+    if not part.is_floating_point():
+        return torch.zeros_like(part)
+    return torch.randn(part.shape, generator=torch.Generator().manual_seed(0)).to(part)
 
 
 def _together(checked: Checked) -> str:

@@ -757,6 +757,19 @@ def test_what_works_below_vmap_is_given_one_example(
     torch.testing.assert_close(x.grad, torch.tensor([[1.0], [2.0], [gradient]]).cos())
 
 
+def test_the_first_examples_do_not_decide_how_others_are_computed() -> None:
+    """Under `vmap` torch's gradient of `select_scatter` is twice that of one example, which is 0 of the first."""
+
+    def scattered(row: Tensor) -> Tensor:
+        return torch.select_scatter(torch.zeros(2, 3), torch.relu(row), 0, 1).sum()
+
+    x = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -1.0, -1.0], [1.0, 2.0, -3.0]], requires_grad=True)
+    with pytest.warns(OneByOneWarning, match="another one"):
+        alone_of(scattered, x).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert x.grad.tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
+
+
 def test_a_zero_of_one_example_decides_on_no_product_of_others() -> None:
     """Torch divides products by their factors unless one of a batch is 0: of a product that overflows that is no
     number, and the gradient 1/(1 + p)² of a bounded function of it is 0.
