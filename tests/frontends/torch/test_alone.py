@@ -780,6 +780,7 @@ def test_a_zero_of_one_example_decides_on_no_product_of_others() -> None:
         rows[2, 1] = last
         rows.requires_grad_()
         alone_of(lambda row: 1 / (1 + row.prod(-1)), rows).sum().backward()  # type: ignore[no-untyped-call]
+        assert rows.grad is not None
         torch.testing.assert_close(rows.grad[:2], torch.tensor([[-3 / 49, -2 / 49], [0.0, 0.0]]))
 
 
