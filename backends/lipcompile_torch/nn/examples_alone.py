@@ -93,17 +93,20 @@ def each_alone(
 
 
 def _pairs(given: tuple[Any, ...], public: int) -> list[tuple[Any, ...]]:
-    """Return two random examples, and the first two; public: see `each_alone`."""
+    """Return pairs of random examples, normal ones and some within [0, 1], and the first two examples.
+
+    Random ones are the same in each run, and zeros in the place of whole numbers. public: see `each_alone`.
+    """
     first: tuple[Any, ...] = tree_map(lambda part: part[:2].detach(), given)
     data = len(first) - public
-    return [(*tree_map(_random, first[:data]), *first[data:]), first]
 
+    def random(draw: Callable[..., Tensor], part: Tensor) -> Tensor:
+        if not part.is_floating_point():
+            return torch.zeros_like(part)
+        return draw(part.shape, generator=torch.Generator().manual_seed(0)).to(part)
 
-def _random(part: Tensor) -> Tensor:
-    """Return normal numbers like these, which are the same in each run; zeros in the place of whole numbers."""
-    if not part.is_floating_point():
-        return torch.zeros_like(part)
-    return torch.randn(part.shape, generator=torch.Generator().manual_seed(0)).to(part)
+    drawn = [tree_map(partial(random, draw), first[:data]) for draw in (torch.randn, torch.rand)]
+    return [*((*one, *first[data:]) for one in drawn), first]
 
 
 def _together(checked: Checked) -> str:

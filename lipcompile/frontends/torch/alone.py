@@ -491,7 +491,7 @@ def _outputs_and_gradients(
     total = (outputs * weights).sum()
     try:
         found = torch.autograd.grad(total, list(trained.values()), allow_unused=True, materialize_grads=True)
-    except RuntimeError:
+    except Exception:
         raise NoFunctionError from None
     return [outputs.detach(), *found]
 

@@ -769,6 +769,17 @@ def test_the_first_examples_do_not_decide_how_others_are_computed() -> None:
     assert x.grad is not None
     assert x.grad.tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
 
+    def entropy(row: Tensor) -> Tensor:  # which refuses normal numbers
+        return F.binary_cross_entropy(row.square(), torch.zeros(3)) + scattered(row)
+
+    small = (0.1 * x).detach().requires_grad_()
+    with pytest.warns(OneByOneWarning, match="another one"):
+        found = alone_of(entropy, small)
+    torch.autograd.backward(found.sum())
+    squares = small.detach().square()  # of which -log(1 - p²) has the gradient 2p/(1 - p²), here a third of it
+    expected = 2 * small.detach() / (1 - squares) / 3 + (small.detach() > 0)
+    torch.testing.assert_close(small.grad, expected)
+
 
 def test_a_zero_of_one_example_decides_on_no_product_of_others() -> None:
     """Torch divides products by their factors unless one of a batch is 0: of a product that overflows that is no
@@ -908,6 +919,14 @@ def kept(x: Tensor) -> Tensor:
     return half(x) * KEPT.setdefault("factors", torch.arange(4.0))
 
 
+class Mutating(Net):
+    """Torch asserts that its backward pass runs within this context as well."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            return super().forward(x).sin()
+
+
 class Cut(Net):
     def forward(self, x: Tensor) -> Any:
         with torch.no_grad():
@@ -919,6 +938,7 @@ class Cut(Net):
     [
         (lambda: nn.Sequential(nn.LazyLinear(3)), "LIP023"),
         (lambda: Net(kept), "LIP100"),
+        (Mutating, "LIP100"),
         (Cut, "LIP100"),
     ],
 )
