@@ -284,6 +284,51 @@ def test_targets_are_what_the_function_takes() -> None:
     )
 
 
+class Centred(nn.Module):
+    """Squares of distances from a running mean, which begins at 0."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.calls: list[float] = []
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:  # noqa: ARG002
+        self.calls.append(1.0)
+        self.mean.mul_(0.5).add_(0.5 * output.detach().mean(0))
+        return len(self.calls) * (output - self.mean).square().sum()
+
+
+KEPT = Centred()
+
+
+def by_name(output: Tensor, target: Tensor) -> Any:
+    return KEPT(output, target)
+
+
+class Trainer:
+    def __init__(self, criterion: nn.Module) -> None:
+        self.criterion = criterion
+
+    def loss(self, output: Tensor, target: Tensor) -> Any:
+        return self.criterion(output, target)
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.nn.own_losses.OneByOneWarning")
+def test_a_loss_that_is_a_module_keeps_nothing_of_an_example() -> None:
+    """Of each example alone the mean is half of its output, so the loss is a quarter of the sum of squares."""
+    centred = Centred()
+    for loss in (centred, centred.forward, lambda o, t: centred(o, t), by_name, Trainer(centred).loss):
+        made = lipcompile.private(net(), [4], bounds="clip", loss=loss)
+        for x in (X, X.flip(0), X[:2]):
+            output = made(x)
+            torch.testing.assert_close(made.per_example_loss(output, Y[: len(x)]), output.square().sum(1) / 4)
+    assert not centred.mean.any()
+    assert not centred.calls
+    assert not KEPT.mean.any()
+
+
 class TwoHeads(nn.Module):
     """Classes and a number of examples [4]; `further` is returned as well."""
 
