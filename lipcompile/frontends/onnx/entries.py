@@ -16,7 +16,8 @@ from lipcompile.frontends.onnx.values import Known, fold, is_floating
 Array = NDArray[Any]
 _SAME = frozenset(("Identity", "Cast", "CastLike"))
 _ORDER = frozenset(("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten"))
-_CHOICE = frozenset(("Concat", "Gather", "GatherElements", "GatherND", "Slice", "Split", "Expand", "Tile"))
+# A negated entry has the negated number.
+_CHOICE = frozenset(("Concat", "Gather", "GatherElements", "GatherND", "Neg", "Slice", "Split", "Expand", "Tile"))
 # Numbers of entries are doubles, since whole numbers may be sizes of the batch: 2^22 tensors of 2^31 entries.
 _TENSORS, _ENTRIES = 2**22, 2**31
 
@@ -29,7 +30,8 @@ def with_entries(
     of = [one.entries for one, is_moved in zip(operands, moved, strict=True) if one is not None and is_moved]
     if proto.op_type in _SAME and of:
         return [replace(result, entries=of[0]) for result in results]
-    orders = proto.op_type in _ORDER and any(entries is not None for entries in of)
+    turned = proto.op_type == "Transpose" and any(one is not None and one.reused for one in operands)
+    orders = proto.op_type in _ORDER and (turned or any(entries is not None for entries in of))
     if not of or not (orders or proto.op_type in _CHOICE) or not any(result.sources for result in results):
         return results
     numbered = [
@@ -44,7 +46,7 @@ def repeats(known: Known) -> bool:
     """Whether an entry of a stored tensor is in a constant several times, beside copies for each example."""
     if known.entries is None:
         return False
-    stored = known.entries[~np.isnan(known.entries)]
+    stored = abs(known.entries[~np.isnan(known.entries)])
     return np.unique(stored).size < stored.size
 
 
@@ -61,10 +63,14 @@ def tied(known: Known) -> Known:
 
 
 def _entries(known: Known) -> Array:
-    """Return a number for each entry, the same for the same one of a stored tensor; NaN for what is not stored."""
+    """Return a number for each entry, the same for the same one of a stored tensor; NaN for what is not stored.
+
+    What is computed from a stored tensor has numbers of its own, the same where it is computed in the same way.
+    """
     if known.entries is not None:
         return known.entries
     if not known.sources:
         return np.full(known.array.shape, np.nan)
-    first = crc32(" ".join(sorted(known.sources)).encode()) % _TENSORS * _ENTRIES
+    made = (sorted(known.sources), known.moves if known.computed else ())
+    first = 1 + crc32(repr(made).encode()) % _TENSORS * _ENTRIES
     return np.arange(first, first + known.array.size, dtype=np.float64).reshape(known.array.shape)

@@ -199,6 +199,8 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "places": lambda net, h: h + (F.linear(COORDINATES, net.w, net.p).relu() @ net.w).reshape(TOKENS, WIDTH),
     "rows again": lambda net, h: h + net.w[torch.tensor([0, 2, 2, 0])],
     "rows of kinds": lambda net, h: h + F.embedding(torch.tensor([[0, 1, 1, 0]]).expand(len(h), -1), net.w),
+    "matrix beside its mirror": lambda net, h: (h[:, :2, None] + torch.stack([net.w, net.w.t()])).tanh().mean(2),
+    "vector beside its negation": lambda net, h: (h[:, :2] + torch.stack([net.p, -net.p])).tanh(),
     "batch behind": lambda net, h: (h.transpose(0, 1) * net.p + net.p.sigmoid()[:, None].mT).transpose(0, 1),
 }
 
@@ -229,7 +231,7 @@ def test_rows_of_a_table_that_is_computed_with(steps_first: bool) -> None:
     by_day(
         (
             *("axis between", "gate", "relative positions", "rows of kinds", "shifted gain", "sum of products"),
-            *("places", "temperature", "weight norm"),
+            *("matrix beside its mirror", "places", "temperature", "vector beside its negation", "weight norm"),
         ),
         USES,
     ),
@@ -237,6 +239,15 @@ def test_rows_of_a_table_that_is_computed_with(steps_first: bool) -> None:
 def test_a_parameter_is_trained_through_all_its_functions(name: str) -> None:
     net, x = Net(USES[name]), examples(TOKENS, WIDTH)
     held_to_torch(net, private(net, x), x)
+
+
+@pytest.mark.filterwarnings("ignore:.*is trained itself, without that computation")
+@pytest.mark.parametrize("computed", [lambda p: p.cumsum(0), lambda p: p[None, None].expand(1, 2, -1).mean(1)[0]])
+def test_what_is_computed_of_a_parameter_is_no_copy_of_it(computed: Any) -> None:
+    """A row and a function of it, in one constant: the network computes both."""
+    net, x = Net(lambda net, h: h[:, :2] + torch.stack([net.p, computed(net.p)])), examples(TOKENS, WIDTH)
+    made = lipcompile.private(net, x, bounds="clip", verify_import=False)
+    assert torch.allclose(made(x), net(x), atol=1e-6)
 
 
 @pytest.mark.parametrize("kept", by_day(("", "0.weight"), ("", "0.weight", "0", "1", "1.weight")))
