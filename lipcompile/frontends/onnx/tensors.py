@@ -274,6 +274,13 @@ class _Rewriting:
             return name
         return self._write(like, "Reshape", [name, self._size((1, *self._shape(name)))])
 
+    def _copied(self, like: NodeProto, name: str, lifted: str) -> str:
+        """Copy a constant operand for each example, of which a lifted operand has as many."""
+        sizes = self._write(like, "Shape", [lifted])
+        batch = self._write(like, "Slice", [sizes, self._size([0]), self._size([1])])
+        wanted = self._write(like, "Concat", [batch, self._size(self._shape(name))], axis=0)
+        return self._write(like, "Expand", [self._in_front(like, name), wanted])
+
     def _measure(self, node: NodeProto) -> None:
         """A size of a constant, which stays what it was."""
         item = self.items.get(node.output[0])
@@ -458,7 +465,8 @@ class _Rewriting:
         """Along an axis, which is counted from the end now: Concat has one, a softmax the last."""
         rank = len(self.lifted[node.output[0]].shape)
         axis = _attributes(node).get("axis", -1)
-        parts = [self._in_front(node, name) for name in node.input]
+        first = next(name for name in node.input if name in self.lifted)
+        parts = [name if name in self.lifted else self._copied(node, name, first) for name in node.input]
         self._again(node, parts, axis=axis if axis < 0 else axis - rank)
 
     def _gathered(self, node: NodeProto) -> None:

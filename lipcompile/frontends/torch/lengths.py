@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 from unittest.mock import patch
 
 import torch
@@ -137,10 +137,19 @@ def _one_direction(layer: RNNBase, place: int, weights: Any, rows: Tensor, hx: A
     return made
 
 
-class _Cells:
-    """The cells of an LSTM at the ends of texts, which are not known: only the states of all steps are."""
+# They move numbers, and compute nothing of them.
+_MOVES = ("contiguous", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view")
 
-    def __getattr__(self, _: str) -> NoReturn:
+
+class _Cells:
+    """The cells of an LSTM at the ends of texts, which are not known: only the states of all steps are.
+
+    They may be moved, as by modules that sort texts by their lengths and back; nothing may be computed of them.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _MOVES:
+            return lambda *_, **__: self
         raise untraceable(
             "LIP110",
             "the cell of an LSTM at the end of a packed text is not yet supported",
@@ -148,8 +157,13 @@ class _Cells:
             None,
         )
 
-    __getitem__ = __getattr__
+    def __getitem__(self, _: Any) -> Self:
+        return self
+
+    def __iter__(self) -> NoReturn:
+        self.__getattr__("unbind")
+        raise AssertionError
 
     @classmethod
-    def __torch_function__(cls, *_: Any) -> NoReturn:
-        cls().__getattr__("")
+    def __torch_function__(cls, function: Any, *_: Any) -> Any:
+        return getattr(cls(), function.__name__)()

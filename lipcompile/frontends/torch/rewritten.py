@@ -34,6 +34,7 @@ def rewritten() -> Iterator[None]:
         for home, write in (
             (torch, _arange),
             (torch, _cdist),
+            (torch, _column_stack),
             (torch, _conv2d),
             (functional, _conv2d),
             (torch, _einsum),
@@ -111,6 +112,14 @@ def _cdist(given: Mapping[str, Any]) -> Tensor:
     """Distances of rows, as norms of differences."""
     differences: Tensor = given["x1"].unsqueeze(-2) - given["x2"].unsqueeze(-3)
     return differences.norm(given["p"], -1)  # type: ignore[no-any-return]
+
+
+def _column_stack(given: Mapping[str, Any]) -> Tensor | None:
+    """Vectors as columns, beside each other and beside matrices; torch.onnx makes a sequence of them."""
+    if given["named"].keys() - {"tensors"}:
+        return None
+    (tensors,) = given["tensors"] or (given["named"]["tensors"],)
+    return torch.cat([one.reshape(one.numel(), 1) if one.dim() < 2 else one for one in tensors], 1)
 
 
 def _conv2d(given: Mapping[str, Any]) -> Tensor | None:

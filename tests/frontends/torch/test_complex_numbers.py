@@ -134,6 +134,7 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "quotients": lambda net, h, z: (z / (z + 3) + z / 2 + z / h[..., :3].cosh() + 1 / (z + 2j)).imag,
     "split": lambda net, h, z: torch.stack(torch.split(z.chunk(2, 1)[0], [1, 2], 2)[1].unbind(-1), 1).imag,
     "squares of all": lambda net, h, z: (z.abs() ** 2).sum(-1) + z.mean(-1).real + torch.exp(z).sum(-1).imag,
+    "tanh": lambda net, h, z: torch.tanh(z * 3).imag + (h[..., :3] + z / 4).tanh().real,
     "views": lambda net, h, z: torch.view_as_real(z.mT.reshape(-1, 12).view(-1, 4, 3)).flatten(2),
     "without gradients": lambda net, h, z: z.real + _without_gradients(net, z).imag,
     "where": lambda net, h, z: torch.where(h[..., :3] > 0, z, z.conj() * 0.5).imag,

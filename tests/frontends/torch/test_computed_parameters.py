@@ -144,6 +144,11 @@ def _coded(net: Any, rows: Tensor) -> Tensor:
     return hot @ net.w  # type: ignore[no-any-return]
 
 
+def _supports(nodes: Tensor) -> Tensor:
+    """As AGCRN: a graph that is learned beside that of each node alone."""
+    return torch.stack([torch.eye(TOKENS), (nodes @ nodes.t()).relu().softmax(1)])
+
+
 USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "gate": gate,
     "relative positions": relative,
@@ -199,6 +204,7 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "places": lambda net, h: h + (F.linear(COORDINATES, net.w, net.p).relu() @ net.w).reshape(TOKENS, WIDTH),
     "rows again": lambda net, h: h + net.w[torch.tensor([0, 2, 2, 0])],
     "rows of kinds": lambda net, h: h + F.embedding(torch.tensor([[0, 1, 1, 0]]).expand(len(h), -1), net.w),
+    "supports of a graph": lambda net, h: torch.einsum("kij,bjd->bid", _supports(net.table[:TOKENS]), h),
     "matrix beside its mirror": lambda net, h: (h[:, :2, None] + torch.stack([net.w, net.w.t()])).tanh().mean(2),
     "vector beside its negation": lambda net, h: (h[:, :2] + torch.stack([net.p, -net.p])).tanh(),
     "batch behind": lambda net, h: (h.transpose(0, 1) * net.p + net.p.sigmoid()[:, None].mT).transpose(0, 1),
@@ -231,6 +237,7 @@ def test_rows_of_a_table_that_is_computed_with(steps_first: bool) -> None:
     by_day(
         (
             *("axis between", "gate", "relative positions", "rows of kinds", "shifted gain", "sum of products"),
+            *("supports of a graph",),
             *("matrix beside its mirror", "places", "temperature", "vector beside its negation", "weight norm"),
         ),
         USES,

@@ -145,6 +145,44 @@ def test_padding_up_to_the_longest_text_that_changes_nothing_is_accepted() -> No
     held_to_torch(net, private(net, TEXTS), TEXTS)
 
 
+class Sorted(Packed):
+    """As ABSA-PyTorch: texts are sorted by length and put back, cells too, whether they are read or not."""
+
+    def __init__(self, reads: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(nn.LSTM)
+        self.reads = reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = lengths_of(x)
+        order = torch.sort(-lengths)[1]
+        back = torch.sort(order)[1]
+        _, ends = self.cell(pack_padded_sequence(self.words(x)[order], lengths[order], True))
+        state, cells = (torch.transpose(torch.transpose(end, 0, 1)[back], 0, 1) for end in ends)
+        return self.head(self.reads(state, cells.contiguous()).repeat(1, 2))  # type: ignore[no-any-return]
+
+
+def test_cells_that_are_only_put_in_order_are_no_hindrance() -> None:
+    net = Sorted(lambda state, _: torch.cat([*state], 1))
+    held_to_torch(net, private(net, TEXTS), TEXTS)
+
+
+@pytest.mark.filterwarnings("ignore:the module is computed one example at a time", "ignore:torch.vmap cannot run")
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda _, cells: torch.cat([cells[0], cells[1]], 1),
+        lambda _, cells: torch.cat([*cells], 1),
+        lambda state, cells: torch.cat([*(state + cells)], 1),
+        lambda state, cells: torch.cat([state[0], cells[1].tanh()], 1),
+    ],
+)
+def test_cells_that_are_read_are_computed_alone(reads: Any) -> None:
+    net = Sorted(reads)
+    module = private(net, TEXTS)
+    with torch.no_grad():
+        torch.testing.assert_close(module.eval()(TEXTS), net(TEXTS))
+
+
 def test_cells_at_the_ends_are_refused_with_a_reason() -> None:
     class Cells(Packed):
         def forward(self, x: Tensor) -> Tensor:

@@ -322,6 +322,13 @@ def _polar(radius: Any, angle: Any) -> _Pair:
     return _Pair(radius * torch.cos(angle), radius * torch.sin(angle))
 
 
+def _tanh(value: _Pair) -> _Pair:
+    """With t = tanh a, s = sin b and c = cos b: tanh(a + ib) = (t + i·s·c·(1 - t²))/(c² + t²·s²)."""
+    t, s, c = torch.tanh(value.real), torch.sin(value.imag), torch.cos(value.imag)
+    below = c * c + t * t * s * s
+    return _Pair(t / below, s * c * (1 - t * t) / below)
+
+
 def _reciprocal(value: Any) -> _Pair:
     square = _square(value)
     return _Pair(value.real / square, -value.imag / square)
@@ -372,6 +379,7 @@ _FUNCTIONS: Mapping[str, Callable[[Given], Any]] = {
     "square": lambda given: _times(given["self"], given["self"]),
     "stft": lambda given: _of_windows(given),
     "sym_size": lambda given: given["self"].real.shape[given["dim"]],
+    "tanh": lambda given: _tanh(given["self"]),
     "to": _converted,
     "view_as_complex": lambda given: _Pair(given["self"][..., 0], given["self"][..., 1]),
     "view_as_real": lambda given: _as_real(given["self"]),
