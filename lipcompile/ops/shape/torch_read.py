@@ -22,6 +22,8 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
         aten.slice_scatter.default: _slice,
         aten.select_scatter.default: _select,
         aten.squeeze.default: _squeezed,
+        aten.squeeze.dim: _squeezed_along,
+        aten.squeeze.dims: _squeezed_along,
     }
 
 
@@ -29,6 +31,19 @@ def _squeezed(self: Any) -> Any:
     """Translate `squeeze(self)`: the batch, whose size is unknown, keeps its axis."""
     axes = [axis for axis, size in enumerate(self.shape) if size == 1]
     return operators().Squeeze(self, axes) if axes else operators().Identity(self)
+
+
+def _squeezed_along(self: Any, dim: int | list[int]) -> Any:
+    """Translate `squeeze(self, dim)`, which keeps axes of other sizes than 1."""
+    axes = [
+        axis for axis in ([dim] if isinstance(dim, int) else dim) if self.shape and _may_be_one(self.shape[axis])
+    ]
+    return operators().Squeeze(self, axes) if axes else operators().Identity(self)
+
+
+def _may_be_one(size: Any) -> bool:
+    """Whether an axis has one entry, or as many as the batch, of which the importer says what it means."""
+    return not isinstance(size, int) or size == 1
 
 
 def _slice(

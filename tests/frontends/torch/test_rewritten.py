@@ -38,6 +38,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
         + torch.einsum("bii->b", h[:, None] - h[:, :, None].tanh()).unsqueeze(-1)
     ),
     "inner product": lambda h: h * torch.einsum("bi,bi->b", h, h.tanh()).unsqueeze(-1),
+    "axes that are longer": lambda h: h.squeeze(1) * h.unsqueeze(1).squeeze((1, 2)).tanh(),
     "columns": lambda h: torch.column_stack([h[:, 0], h[:, :2].tanh(), h.mean(1)]),
     "attention": lambda h: _attention(h.view(-1, 2, 1, 2)).flatten(1),
     "smaller": lambda h: F.interpolate(h.view(-1, 1, 4, 1), scale_factor=(0.5, 2), mode="bilinear").flatten(1),
