@@ -108,6 +108,13 @@ def plus_entries(context: Context, node: OnnxNode, operand: Value, numbers: Arra
     return shift(context, replace(node, name=node.name + suffix), operand, Known(numbers), frozen=True)
 
 
+def finite(context: Context, known: Known) -> Known:
+    """Return a constant that nothing trains with large numbers in the place of infinite ones, as masks have."""
+    if not context.parameters.is_fixed(known) or not bool(np.isinf(known.array).any()):
+        return known
+    return replace(known, array=np.clip(known.array, -LARGEST, LARGEST).astype(known.array.dtype))
+
+
 def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str) -> Value | Placed:
     """A constant that is the same for each example, of size 1 along the batch, as a tensor: zeros, and a bias.
 
@@ -119,8 +126,8 @@ def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str
         raise Refusal("LIP110", "a constant of all examples is real numbers [1, …]")
     named, shape = replace(node, name=node.name + suffix), (*array.shape[:place], *array.shape[place + 1 :])
     try:
-        zeros = _zeros(context, named, shape)
-        made = shift(context, named, zeros, replace(known, array=array.reshape(shape), copies=None))
+        zeros, known = _zeros(context, named, shape), finite(context, known)
+        made = shift(context, named, zeros, replace(known, array=known.array.reshape(shape), copies=None))
     except PoisonedError:
         return Value(named.name, None)
     if known.copies is None:

@@ -508,6 +508,19 @@ class _Rewriting:
             self._write(node, "Slice", [node.input[0], self._size([start]), self._size([stop]), along], output)
             start = stop
 
+    def _framed(self, node: NodeProto) -> None:
+        """Padding: numbers before and behind each axis, or each of some axes."""
+        sides, axes = self._array(node, 1), self._array(node, 3)
+        if sides is None or node.input[0] not in self.lifted:
+            raise _NoFormError
+        rank, filling = len(self.lifted[node.input[0]].shape), [*node.input[2:3], ""][0]
+        if axes is None:
+            low, high = np.split(sides.reshape(-1), 2)
+            self._again(node, [node.input[0], self._size((0, *low.tolist(), 0, *high.tolist())), filling])
+            return
+        counted = self._size(axis if axis < 0 else axis - rank for axis in axes.reshape(-1).tolist())
+        self._again(node, [*node.input[:2], filling, counted])
+
     def _expanded(self, node: NodeProto) -> None:
         shape = self.lifted[node.output[0]].shape
         made = self._padded(node, node.input[0], len(shape))
@@ -560,6 +573,7 @@ _FORMS: Mapping[str, Callable[[_Rewriting, NodeProto], None]] = {
     "Gather": _Rewriting._gathered,
     "GatherND": _Rewriting._entries,
     "MatMul": _Rewriting._multiplied,
+    "Pad": _Rewriting._framed,
     "Slice": _Rewriting._sliced,
     "Split": _Rewriting._split,
     "Tile": _Rewriting._tiled,

@@ -17,6 +17,7 @@ from lipcompile.frontends.onnx.node import scope_of, traced_line
 from lipcompile.frontends.onnx.refused import DRAWS
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.find import summary
+from lipcompile.frontends.torch.rerun.complex_pairs import is_view
 from lipcompile.frontends.torch.untraceable import Untraceable, untraceable
 from lipcompile.ops.merge import torch_read as merge
 from lipcompile.ops.normalisation import torch_read as normalisation
@@ -54,7 +55,8 @@ def _mended(program: ExportedProgram) -> bool:
 
     It drops what makes a tensor contiguous where it believes that it is, decomposes attention to one that puts out
     another layout, and then says that the view behind it is none: copies stay. It finds no kind of numbers for
-    c - x of a real number c and whole numbers x: these become real before.
+    c - x of a real number c and whole numbers x: these become real before. Of the limits of a clamp, it takes
+    two of one kind: both become real.
     """
     aten, graph = torch.ops.aten, program.graph
     in_order = {"memory_format": torch.contiguous_format}
@@ -62,6 +64,7 @@ def _mended(program: ExportedProgram) -> bool:
     copied = [node for node in found if node.target == aten.contiguous.default]
     attended = [node for node in found if node.target == aten.scaled_dot_product_attention.default]
     subtracted = [node for node in found if node.target == aten.rsub.Scalar and _is_whole(node.args[0])]
+    limited = [node for node in found if node.target == aten.clamp.default and not _is_whole(node.args[0])]
     for node in copied:
         node.target, node.kwargs = aten.clone.default, in_order
     for node in attended:
@@ -75,7 +78,10 @@ def _mended(program: ExportedProgram) -> bool:
             real = graph.call_function(aten._to_copy.default, (whole,), {"dtype": kind})
         real.meta = {**node.meta, "val": whole.meta["val"].to(kind)}
         node.args = (real, number, *rest)
-    return bool(copied or attended or subtracted)
+    for node in limited:
+        operand, *limits = node.args
+        node.args = (operand, *(None if limit is None else float(limit) for limit in limits))
+    return bool(copied or attended or subtracted or limited)
 
 
 def _is_whole(node: Node) -> bool:
@@ -83,9 +89,28 @@ def _is_whole(node: Node) -> bool:
     return not node.meta["val"].is_floating_point()
 
 
+def _look_up(program: ExportedProgram) -> None:
+    """Write rows of a parameter at tokens, `table[tokens]`, as those of an embedding are."""
+    aten, signature = torch.ops.aten, program.graph_signature
+    for node in program.graph.find_nodes(op="call_function", target=aten.index.Tensor):
+        table, places = node.args
+        is_table = isinstance(table, Node) and table.name in signature.inputs_to_parameters
+        if is_table and table.meta["val"].dim() == 2 and len(places) == 1 and _are_tokens(places[0], signature):
+            node.target, node.args = aten.embedding.default, (table, places[0])
+
+
+def _are_tokens(node: Node, signature: Any) -> bool:
+    """Whether a traced tensor consists of whole numbers of an input, as they are."""
+    while node.op == "call_function" and is_view(node) and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    kind = node.meta["val"].dtype
+    return node.name in signature.user_inputs and not (kind.is_floating_point or kind == torch.bool)
+
+
 def _translated(program: ExportedProgram) -> ModelProto:
     from onnxscript import optimizer
 
+    _look_up(program)
     for node in filter(rnn.projects, program.graph.nodes):
         message = "an LSTM whose states are projected is not yet supported"
         at = traced_line(str(node.meta.get("stack_trace")))

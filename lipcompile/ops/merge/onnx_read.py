@@ -16,6 +16,7 @@ from lipcompile.frontends.onnx.constants import (
     broadcast,
     check_ranks,
     divided,
+    finite,
     fitted,
     limited,
     scaled,
@@ -28,7 +29,6 @@ from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DIRECTIONS
 from lipcompile.frontends.onnx.sizes import OF_OWN, OWN, has_batch, of_own
 from lipcompile.frontends.onnx.values import (
-    LARGEST,
     Extreme,
     Item,
     Known,
@@ -98,9 +98,7 @@ def _is_whole(known: Known) -> bool:
 
 def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
     """Add a constant that is the same for every example; infinite numbers of a mask become large ones."""
-    if context.parameters.is_fixed(known) and bool(np.isinf(known.array).any()):
-        known = replace(known, array=np.clip(known.array, -LARGEST, LARGEST).astype(known.array.dtype))
-    operand, aligned = fitted(context, node, operand, known)
+    operand, aligned = fitted(context, node, operand, finite(context, known))
     added, name = tied(aligned), f"{node.name}_shift" if node.reads else node.name
     shape = BiasShape(tuple(added.array.shape))
     return context.parameters.add(BIAS, shape, operand, [("bias", added)], name, frozen=_is_whole(known))

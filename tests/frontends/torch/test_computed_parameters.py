@@ -205,6 +205,7 @@ USES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "rows again": lambda net, h: h + net.w[torch.tensor([0, 2, 2, 0])],
     "rows of kinds": lambda net, h: h + F.embedding(torch.tensor([[0, 1, 1, 0]]).expand(len(h), -1), net.w),
     "supports of a graph": lambda net, h: torch.einsum("kij,bjd->bid", _supports(net.table[:TOKENS]), h),
+    "padded": lambda net, h: h * F.pad(net.p[:4].exp(), (1, 1)) + F.pad(net.w[:2, 1:], (1, 0, 1, 1), value=0.5),
     "matrix beside its mirror": lambda net, h: (h[:, :2, None] + torch.stack([net.w, net.w.t()])).tanh().mean(2),
     "vector beside its negation": lambda net, h: (h[:, :2] + torch.stack([net.p, -net.p])).tanh(),
     "batch behind": lambda net, h: (h.transpose(0, 1) * net.p + net.p.sigmoid()[:, None].mT).transpose(0, 1),
@@ -237,7 +238,7 @@ def test_rows_of_a_table_that_is_computed_with(steps_first: bool) -> None:
     by_day(
         (
             *("axis between", "gate", "relative positions", "rows of kinds", "shifted gain", "sum of products"),
-            *("supports of a graph",),
+            *("padded", "supports of a graph"),
             *("matrix beside its mirror", "places", "temperature", "vector beside its negation", "weight norm"),
         ),
         USES,

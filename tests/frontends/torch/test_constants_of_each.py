@@ -91,7 +91,16 @@ def of_each_row(net: Any, x: Tensor) -> Tensor:
     return ((rows + hidden.exp()) * hidden).mean(1).view(-1, TOKENS, WIDTH).mean(1) + net.queries.mean(1)  # type: ignore[no-any-return]
 
 
-FUNCTIONS = (pooled, expanded, repeated, sequence_first, of_one, frozen_places, causal, of_each_row)
+def means_of_those_before(net: Any, x: Tensor) -> Tensor:
+    """Attention without scores, as the bag of words of makemore."""
+    scores = torch.zeros(len(x), TOKENS, TOKENS).masked_fill(torch.ones(TOKENS, TOKENS).triu(1) == 1, -torch.inf)
+    return (scores.softmax(-1) @ net.keys(x)).tanh().mean(1) + net.queries.mean(1)  # type: ignore[no-any-return]
+
+
+FUNCTIONS = (
+    *(pooled, expanded, repeated, sequence_first, of_one, frozen_places, causal, of_each_row),
+    means_of_those_before,
+)
 
 
 def mean_of_copies(net: Any, x: Tensor) -> Tensor:

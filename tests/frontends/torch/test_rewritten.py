@@ -39,6 +39,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "inner product": lambda h: h * torch.einsum("bi,bi->b", h, h.tanh()).unsqueeze(-1),
     "axes that are longer": lambda h: h.squeeze(1) * h.unsqueeze(1).squeeze((1, 2)).tanh(),
+    "a whole limit and a real one": lambda h: h.clamp(-1, 0.5) + h.clamp(max=0.5),
     "columns": lambda h: torch.column_stack([h[:, 0], h[:, :2].tanh(), h.mean(1)]),
     "attention": lambda h: _attention(h.view(-1, 2, 1, 2)).flatten(1),
     "smaller": lambda h: F.interpolate(h.view(-1, 1, 4, 1), scale_factor=(0.5, 2), mode="bilinear").flatten(1),
@@ -132,6 +133,21 @@ def test_bags_are_clipped_example_by_example(given: Any, tmp_path: Path) -> None
     module = compiled(net, WORDS, tmp_path)
     module.normaliser = 1.0
     attacked(net, module, WORDS)
+
+
+def test_rows_of_a_parameter_at_words(tmp_path: Path) -> None:
+    """As the bigrams of makemore: `logits[words]`, beside an embedding of the same table."""
+    net = Text(lambda net, x, e: net.words.weight[x[:, 1:]].tanh().mean(1) + e.mean(1)).eval()
+    module = compiled(net, TEXTS, tmp_path)
+    module.normaliser = 1.0
+    attacked(net, module, TEXTS)
+
+
+def test_rows_at_computed_places_may_count_from_the_end() -> None:
+    net = Text(lambda net, x, e: net.words.weight[x - 4].mean(1) + e.mean(1)).eval()
+    with pytest.warns(UserWarning, match="one example at a time"):
+        module = lipcompile.private(net, TEXTS, bounds="clip").eval()
+    torch.testing.assert_close(module(TEXTS), net(TEXTS))
 
 
 def test_weights_of_words_are_factors(tmp_path: Path) -> None:
