@@ -203,7 +203,8 @@ class Contents:
         view = self.views.get(name)
         if view is None or form[1:] != self.forms[name][1:]:
             return None
-        return view if view.data_ptr() == tensor.data_ptr() and view.device == tensor.device else None
+        one, other = ((t.data_ptr(), t.device, t.is_neg()) for t in (view, tensor))
+        return view if one == other else None
 
 
 UNREAD = Contents({}, torch.zeros((), dtype=torch.int64), {})

@@ -143,6 +143,13 @@ def test_views_are_made_again_only_where_memory_is_another() -> None:
     assert after.views["weight"].data_ptr() == layer.weight.data_ptr() != before.views["weight"].data_ptr()
 
 
+def test_a_parameter_that_is_negated_without_a_copy_is_seen() -> None:
+    layer = nn.Linear(8, 8)
+    before = contents_of(layer)
+    layer.weight.data = torch._neg_view(layer.weight.data)
+    assert not before.same(contents_of(layer, before))
+
+
 def test_frozen_parameters_are_among_them() -> None:
     layer = nn.Linear(8, 8).requires_grad_(requires_grad=False)
     before = contents_of(layer)
