@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..certify.sums import example_norms, sum_of_each, sum_of_products
+from ..certify.sums import example_norms, sum_of_each, sum_of_products, working_dtype
 from ..devices import is_processor
 from .example_gradients import ExampleGradients, by_example
 from .factors import Factors, products_room
@@ -176,7 +176,7 @@ class Outer:
         return scaled.mT @ factors.kept(self.read).double()
 
     def _by_runs(self, factors: Tensor) -> Tensor:
-        dtype = torch.promote_types(torch.promote_types(self.read.dtype, self.made.dtype), torch.float32)
+        dtype = working_dtype(self.read, self.made)
         room, length = products_room(dtype, self.read.device), self._length
         if not is_processor(self.read.device):  # which of them are plain is not known here
             return sum_of_products(*_in_units(self.made, self.read, factors * length * room, length, dtype))

@@ -85,8 +85,9 @@ def own_network(network: OwnNetwork | None, training: bool, size: tuple[int, ...
             return of_one(arguments, parameters)
 
     with _ONE_PASS, _in_mode(network.module, training):
-        named: Any = {"what": "the network", "owner": network, "calm": calm, "is_training": training}
-        return each_alone(of_one, given, copies, **named, public=1)
+        return each_alone(
+            of_one, given, copies, what="the network", owner=network, calm=calm, is_training=training, public=1
+        )
 
 
 def _called(network: OwnNetwork, arguments: Sequence[Tensor], parameters: Sequence[Tensor]) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
 from ..autograd import apply, in_place, instances_first, write
+from ..certify.sums import working_dtype
 from .normalisation import p_norm
 
 
@@ -255,7 +256,7 @@ def l2_pool(
     in float32.
     """
     stride, padding = _windows(x, kernel, stride, padding)
-    working = padded(x.to(torch.promote_types(x.dtype, torch.float32)), padding, 0.0)
+    working = padded(x.to(working_dtype(x)), padding, 0.0)
     axes = zip(range(-len(kernel), 0), kernel, stride, dilation or (1,) * len(kernel), strict=True)
     pooled = window_norms(working, tuple([Axis(*axis) for axis in axes]))
     return pooled.to(x.dtype)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..certify.sums import working_dtype
 from ..devices import at_once
 from .resampling import pad
 
@@ -76,7 +77,7 @@ def scattering2d(x: Tensor, scales: int, angles: int = 8, order: int = 2, *, cen
         )
     batch, channels, height, width = x.shape
     bank = _Bank(height, width, scales, angles, centred)
-    working = x.to(torch.promote_types(x.dtype, torch.float32))
+    working = x.to(working_dtype(x))
     shape = (batch, channels * bank.coefficients(order), height >> scales, width >> scales)
     images = pad(working.flatten(0, 1), (bank.sides(height), bank.sides(width)), "reflect")
     if not len(images):  # transforms refuse it; the sum is 0, and keeps the way back

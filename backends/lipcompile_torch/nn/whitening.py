@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from ..certify.sums import working_dtype
 from .functional import clip_norm
 from .scattering import mirrored_order, scattering2d
 from .synthetic_images import leaves, strokes
@@ -60,7 +61,7 @@ class _Whitened(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features of length 1; half precision is computed in float32."""
-        return self.whitened(self.entries(x.to(torch.promote_types(x.dtype, torch.float32)))).to(x.dtype)
+        return self.whitened(self.entries(x.to(working_dtype(x)))).to(x.dtype)
 
 
 class WhitenedScattering2d(_Whitened):

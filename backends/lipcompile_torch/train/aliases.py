@@ -193,15 +193,11 @@ class ParameterAliases:
 
     def belong_to(self, module: nn.Module) -> None:
         """Remember the module that is trained, and its parameters as they are now."""
-        self._owner, self._held = module, dict(module.named_parameters(remove_duplicate=False))
+        self._owner, self._held = module, dict(module.named_parameters())
 
-    def check_owner(self, module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
+    def check_owner(self, module: nn.Module) -> None:
         """Refuse a forward pass of a copy that shares layers with the trained module, or with other weights than
         its own, as `torch.func.functional_call` puts them in. FSDP exchanges its shards by itself.
-
-        Args:
-            module: that is called.
-            parts: its parts by name, and itself.
 
         Raises:
             RuntimeError: gradients of that pass would reach the trained parameters, without their bounds.
@@ -215,14 +211,8 @@ class ParameterAliases:
                 "this is a shallow copy of the module that is trained, with settings of its own: train the module "
                 "itself, or use copy.deepcopy"
             )
-        own = {
-            f"{prefix}.{role}" if prefix else role: parameter
-            for prefix, part in parts.items()
-            for role, parameter in part._parameters.items()
-            if parameter is not None
-        }
         held = self._held
-        others = [n for n, p in own.items() if p is not held.get(n) and not is_shard(held.get(n))]
+        others = [n for n, p in module.named_parameters() if p is not held.get(n) and not is_shard(held.get(n))]
         if others:
             raise RuntimeError(
                 f"a forward pass would use other weights in the place of {', '.join(others)}, as functional_call "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..certify.precision import working_slack
+from ..certify.sums import working_dtype
 from ..clip.example_passes import saving_hooks
 from ..sharding import is_fsdp
 from .aliases import ParameterAliases
@@ -84,7 +85,7 @@ class GateRecord:
         """Note a cotangent [B, …], or [B, views, …], at the end of a forward pass, and what the criterion sent."""
         self.examples += len(cotangent)
         rows = cotangent.detach().reshape(len(cotangent), views, math.prod(cotangent.shape[1:]) // views)
-        norms = torch.linalg.vector_norm(rows, dim=2, dtype=torch.promote_types(rows.dtype, torch.float32))
+        norms = torch.linalg.vector_norm(rows, dim=2, dtype=working_dtype(rows))
         self.largest = _largest(norms.sum(1) * normaliser, self.largest)
         self.note_foreign(_difference(cotangent.detach(), sent))
         if sent is not None and sent.within is not None:

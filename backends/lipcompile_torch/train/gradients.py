@@ -250,8 +250,8 @@ class LipschitzGradients:
         own = dict(module.named_parameters())
         measured = checks.measure(own, self._parameters, self._contents, module.gate, arrived, weights)
         self._norms, self._altered = measured.norms, measured.altered
-        checks.check_unchanged(own, self._optimizer, self._parameters, measured.unchanged)
         checks.check_hooks(module)
+        checks.check_unchanged(own, self._optimizer, self._parameters, measured.unchanged)
         checks.check_weights(self._parameters, measured.weights)
         self._check_settings()
         self._watch.check_hooks()

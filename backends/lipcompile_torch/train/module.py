@@ -469,7 +469,7 @@ class LipschitzModule(nn.Module):
             if self.clips:
                 self._check_compiled(parts.values())
             self._check_layers(parts)
-            self.gate.aliases.check_owner(self, parts)
+            self.gate.aliases.check_owner(self)
             check_saving()
             found = hooked(parts.items())
             if found:

@@ -160,9 +160,8 @@ class _Cells:
     def __getitem__(self, _: Any) -> Self:
         return self
 
-    def __iter__(self) -> NoReturn:
-        self.__getattr__("unbind")
-        raise AssertionError
+    def __iter__(self) -> Any:
+        return self.__getattr__("unbind")
 
     @classmethod
     def __torch_function__(cls, function: Any, *_: Any) -> Any:
